@@ -3,16 +3,20 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
 from support.items_harness import Listening, LocalDispatcher, adder, counter, function, listening
+from support.key_files import bearer, write_keys
 
 from chairlift.server.models.registry import Models
 
 grpc = pytest.importorskip("grpc")
+client_of = pytest.importorskip("chairlift.server.oip.grpc_calls").client_of
+share_of = pytest.importorskip("chairlift.server.oip.grpc_calls").share_of
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 service_pb2_grpc = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
 
@@ -209,3 +213,100 @@ def test_streams_cut_off_leave_nothing_counted() -> None:
             requests.put(None)
         case.dispatcher.held = False
         until(lambda: case.held == 0)
+
+
+def by(name: str) -> list[tuple[str, str]]:
+    return list(bearer(name).items())
+
+
+def idle_calls(case: Case, number: int, **more: Any) -> tuple[list[Any], Callable[[], None]]:
+    """Calls that never send their message, and what ends them."""
+    infer = case.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+    never: Queue[bytes] = Queue()
+    calls = [infer.future(iter(never.get, b""), **more) for _ in range(number)]
+
+    def end() -> None:
+        for call in calls:
+            call.cancel()
+            never.put(b"")
+
+    return calls, end
+
+
+def test_calls_that_send_nothing_leave_room_for_those_of_another_key(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", anna={}, ben={})
+    with serving(api_keys=str(keys)) as case:
+        _, end = idle_calls(case, 8, metadata=by("anna"))
+        until(lambda: case.held >= 3 * 2 * 2**24)
+        case.stub.ServerLive(service_pb2.ServerLiveRequest())
+        assert case.held == 3 * 2 * 2**24
+        for _ in range(3):
+            assert case.stub.ModelInfer(request(), metadata=by("ben"), timeout=20).id == "mine"
+        end()
+        assert case.stub.ModelInfer(request(), metadata=by("anna"), timeout=20).id == "mine"
+
+
+def test_who_calls_is_told_by_key_or_address() -> None:
+    class Context:
+        def peer(self) -> str:
+            return "ipv4:10.0.0.7:5000"
+
+    assert client_of(None, Context()) == "ipv4:10.0.0.7"
+    assert [share_of(places) for places in (1, 2, 3, 4, 8)] == [1, 2, 3, 3, 6]
+
+
+def test_a_message_has_the_time_that_its_rate_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.http.exchange.BODY_GRACE_S", 0.1)
+    with serving(min_body_rate=2**40, body_timeout_s=3600, request_timeout_s=3600) as case:
+        (call,), end = idle_calls(case, 1, timeout=20)
+        assert code_of(call) == "DEADLINE_EXCEEDED"
+        assert "(min_body_rate)" in call.exception().details()
+        end()
+
+
+def test_a_stream_that_is_idle_gives_its_place_to_another() -> None:
+    with serving(max_buffered_bytes=400_000, max_body_bytes=100_000, body_timeout_s=0.2) as case:
+        case.dispatcher.held = True
+        queues: list[Queue[Any]] = [Queue() for _ in range(2)]
+        busy, idle = (case.stub.ModelStreamInfer(iter(each.get, None)) for each in queues)
+        queues[0].put(request())
+        until(lambda: case.dispatcher.waiting == 1)
+        queues[1].put(request(model="counter", document="1"))
+        assert next(idle).infer_response.id == "mine"
+        third: list[Any] = []
+
+        def comes() -> bool:
+            with contextlib.suppress(grpc.RpcError):
+                third.extend(case.stub.ModelStreamInfer(iter([request(model="counter", document="1")])))
+            return bool(third)
+
+        until(comes)
+        assert len(third) == 1
+        with pytest.raises(grpc.RpcError) as caught:
+            next(idle)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "(body_timeout_s), and another stream needs the place" in caught.value.details()
+        case.dispatcher.held = False
+        assert next(busy).infer_response.id == "mine"
+        for queue in queues:
+            queue.put(None)
+        assert list(busy) == []
+
+
+def test_the_streams_of_one_key_leave_places_for_another(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", anna={}, ben={})
+    with serving(max_buffered_bytes=800_000, max_body_bytes=100_000, api_keys=str(keys)) as case:
+        queues: list[Queue[Any]] = [Queue() for _ in range(4)]
+        streams = []
+        for queue, name in zip(queues, ("anna", "anna", "anna", "ben"), strict=True):
+            streams.append(case.stub.ModelStreamInfer(iter(queue.get, None), metadata=by(name)))
+            queue.put(request())
+            assert next(streams[-1]).infer_response.id == "mine"
+            if queue is queues[2]:
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(case.stub.ModelStreamInfer(iter([request()]), metadata=by("anna")))
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "3 streams already (of one client" in caught.value.details()
+        for queue in queues:
+            queue.put(None)
+        assert [list(stream) for stream in streams] == [[], [], [], []]

@@ -6,6 +6,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from support.items_harness import Listening, LocalDispatcher, adder, counter, embedder, embedding, ids_of, listening
@@ -14,6 +15,8 @@ from support.oip_tensors import A, Shelf, check, tensors
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull, RequestFailed, Unavailable
+from chairlift.runners.items import ItemInfo, TensorSpec
+from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
 
 grpc = pytest.importorskip("grpc")
@@ -367,3 +370,35 @@ def test_our_messages_are_tritons_on_the_wire() -> None:
         compare(method.input_type, other.input_type)
         compare(method.output_type, other.output_type)
         assert method.client_streaming == other.client_streaming
+
+
+def test_a_model_that_streams_tensors_has_no_one_answer() -> None:
+    info = ItemInfo(
+        task="tensors",
+        device="cpu",
+        dtype="",
+        inputs=(TensorSpec("n", "INT64", (1,)),),
+        outputs=(TensorSpec("y", "INT64", (1,)),),
+        streams=True,
+    )
+    dispatcher = LocalDispatcher(
+        lambda payloads: [[{"y": np.array([i], np.int64)} for i in range(each["n"].item())] for each in payloads]
+    )
+    request = service_pb2.ModelInferRequest(model_name="parts")
+    request.inputs.add(name="n", datatype="INT64", shape=[1, 1]).contents.int64_contents.append(3)
+    with listening(ItemService("parts", dispatcher, info=info), grpc=True) as server:
+        case = Case(server, dispatcher)
+        with pytest.raises(grpc.RpcError) as refused:
+            case.stub.ModelInfer(request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "`parts` streams" in refused.value.details()
+        assert "ModelStreamInfer over gRPC, or :predict" in refused.value.details()
+        tensor = {"name": "n", "shape": [1, 1], "datatype": "INT64", "data": [3]}
+        answer = httpx.post(f"{server.url}/v2/models/parts/infer", json={"inputs": [tensor]})
+        assert (answer.status_code, "`parts` streams" in answer.json()["error"]) == (400, True)
+        assert dispatcher.submitted == []
+        parts = [part.infer_response.raw_output_contents[0] for part in case.stub.ModelStreamInfer(iter([request]))]
+        assert [int.from_bytes(part, "little") for part in parts] == [0, 1, 2]
+        answer = httpx.post(f"{server.url}/v1/models/parts:predict", json={"instances": [[3]]})
+        assert answer.json() == {"predictions": [[[0], [1], [2]]]}
+        case.close()

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.items_harness import Listening, adder, listening
+from support.items_harness import Listening, adder, function, listening
 from support.key_files import bearer, write_keys
 from support.oip_tensors import A, B, tensors
+
+from chairlift.server.oip.shared_memory import Place, SharedRegions
 
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
 utils = pytest.importorskip("tritonclient.utils")
@@ -182,3 +185,62 @@ def test_regions_belong_to_a_key(key: str, tmp_path: Path) -> None:
         assert ask("ben", "POST", "/unregister").status_code == 200
         assert [each["name"] for each in ask("anna", "GET", "/status").json()] == ["x"]
         assert httpx.get(f"{url}/status").status_code == 401
+
+
+class Region:
+    """A region with the one input of `function` in it: a text of many characters as JSON."""
+
+    SIZE = 200_000
+
+    def __init__(self, server: Listening, key: str, protocol: str) -> None:
+        text = b'"' + b"a" * (self.SIZE - 4 - 2) + b'"'
+        Path(f"/dev/shm{key}").write_bytes(len(text).to_bytes(4, "little") + text)
+        self.module = pytest.importorskip(f"tritonclient.{protocol}")
+        self.triton = client_of(server, self.module)
+        self.triton.register_system_shared_memory("data", key, self.SIZE)
+
+    def ask(self) -> str:
+        """What became of a request with the region as its input: a status, or a code of gRPC."""
+        tensor = self.module.InferInput("input", [1], "BYTES")
+        tensor.set_shared_memory("data", self.SIZE)
+        try:
+            self.triton.infer("function", [tensor])
+        except utils.InferenceServerException as error:
+            return str(error.status())
+        return "OK"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_shared_bytes_count_like_those_of_a_body(key: str, protocol: str) -> None:
+    settings = {"max_buffered_bytes": 1_000_000, "max_body_bytes": 50_000, "max_tensor_bytes": 2 * Region.SIZE}
+    service, dispatcher = function()
+    with listening(service, shared_memory=True, grpc=True, **settings) as server:
+        region = Region(server, key, protocol)
+        others = server.buffered.limit - Region.SIZE + 1
+        server.buffered.add(others)
+        assert region.ask() in ("429", "StatusCode.RESOURCE_EXHAUSTED")
+        # Not only the answer had no room.
+        assert dispatcher.submitted == []
+        server.buffered.give(others)
+        assert region.ask() == "OK"
+        region.triton.close()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_large_region_is_read_while_others_are_served(
+    key: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    read = SharedRegions._read
+
+    def noted(self: SharedRegions, place: Place) -> bytes:
+        threads.append(threading.current_thread())
+        return read(self, place)
+
+    monkeypatch.setattr(SharedRegions, "_read", noted)
+    with listening(function()[0], shared_memory=True, grpc=True) as server:
+        region = Region(server, key, protocol)
+        assert region.ask() == "OK"
+        region.triton.close()
+        assert threads
+        assert server._thread not in threads

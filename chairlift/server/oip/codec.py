@@ -32,7 +32,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes | memory
         return (halves << 16).view(np.float32)
     dtype, size = _dtype(name, datatype), _size(name, shape)
     if datatype == "BYTES":
-        return _objects(_elements(name, raw), name, shape)
+        return _objects(_elements(name, raw, size), name, shape)
     if len(raw) != size * dtype.itemsize:
         expected = f"{size * dtype.itemsize} bytes for {datatype} {list(shape)}"
         raise InvalidRequest(f"input {name!r} needs {expected}, got {len(raw)}", name)
@@ -48,8 +48,12 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
     # Among texts NumPy would make every element as wide as the longest.
     if not _NUMBERS.issuperset(map(type, leaves)):
         raise InvalidRequest(f"input {name!r} has values that are not {datatype}", name)
+    # Of integers on both sides of 2**63 NumPy would make floats, which hold none of the large ones exactly.
+    exact = dtype == np.uint64 and set(map(type, leaves)) == {int}
+    if exact and not (min(leaves) >= 0 and max(leaves) < 2**64):
+        raise _outside(name, datatype)
     try:
-        given = np.asarray(values)
+        given = np.asarray(values, np.uint64 if exact else None)
     except (ValueError, OverflowError):
         raise InvalidRequest(f"input {name!r} has rows of different lengths", name) from None
     if given.size != size:
@@ -59,8 +63,17 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
     if dtype.kind in "iu" and given.size:
         bounds = np.iinfo(dtype)
         if int(given.min()) < bounds.min or int(given.max()) > bounds.max:
-            raise InvalidRequest(f"input {name!r} has values outside the range of {datatype}", name)
-    return given.astype(dtype).reshape(shape)
+            raise _outside(name, datatype)
+    with np.errstate(over="ignore"):
+        array = given.astype(dtype)
+    # What was sent as infinite (gRPC can) may stay so.
+    if dtype.kind == "f" and not np.array_equal(np.isinf(array), np.isinf(given)):
+        raise _outside(name, datatype)
+    return array.reshape(shape)
+
+
+def _outside(name: str, datatype: str) -> InvalidRequest:
+    return InvalidRequest(f"input {name!r} has values outside the range of {datatype}", name)
 
 
 def to_raw(array: TensorArray, datatype: str) -> bytes:
@@ -118,10 +131,13 @@ def _size(name: str, shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def _elements(name: str, raw: bytes | memoryview) -> list[bytes]:
+def _elements(name: str, raw: bytes | memoryview, most: int) -> list[bytes]:
+    """The elements, if there are no more than the shape has: many millions of empty ones fit into little memory."""
     found: list[bytes] = []
     start, end = 0, len(raw)
     while start < end:
+        if len(found) == most:
+            raise InvalidRequest(f"input {name!r} needs {most} elements, got more", name)
         if start + _LENGTH.size > end:
             break
         (length,) = _LENGTH.unpack_from(raw, start)

@@ -53,6 +53,11 @@ def read_request(request: Any, info: ItemInfo, terms: Terms, regions: SharedRegi
     return Call(_tensors(request, regions.fetcher(owner)), wanted or dict.fromkeys(known), terms)
 
 
+def shared_size(request: Any, terms: Terms, regions: SharedRegions) -> int:
+    """The bytes that a ModelInferRequest's tensors have in shared memory, before any is read."""
+    return regions.size_of((parameters_of(tensor.parameters) for tensor in request.inputs), owner_of(terms))
+
+
 def owner_of(terms: Terms) -> str:
     """Whose shared memory a request may use."""
     return (terms.tenant.name or "") if terms.tenant is not None else ""

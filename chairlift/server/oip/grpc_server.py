@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from chairlift.config.keys import Right
 from chairlift.config.server import ServerConfig
@@ -22,24 +21,24 @@ from chairlift.server.http.exchange import (
     out_of_time,
     terms_in,
     too_many,
-    too_slow,
 )
 from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
 from chairlift.server.http.tls import Certificates, Tls
 from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
 from chairlift.server.oip import protobuf
-from chairlift.server.oip.grpc_messages import Call, owner_of, parameters_of, read_request, write_response
+from chairlift.server.oip.grpc_calls import COPIES, Door, Rpc, RpcContext, client_of, most_bytes
+from chairlift.server.oip.grpc_messages import Call, owner_of, parameters_of, read_request, shared_size, write_response
+from chairlift.server.oip.grpc_streams import STREAM_WIDTH, Answers, RpcStream, RpcStreams
 from chairlift.server.oip.load_config import read_changes
 from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import EMPTY_FINAL, read_flag, refuse_others, sooner
 from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.oip.statistics import model_config, model_statistics
 from chairlift.server.oip.tensor_items import infer, join, split
+from chairlift.server.oip.wire import FromBytes, parser_of
 
-RpcContext = Any
-Unary = Callable[[Any, RpcContext], Awaitable[Any]]
-FromBytes = Callable[[bytes], Any]
+Unary = Callable[[Any, Rpc], Awaitable[Any]]
 
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -63,12 +62,6 @@ _RIGHTS: dict[str, Right] = {
     "RepositoryModelLoad": "admin",
     "RepositoryModelUnload": "admin",
 }
-# Requests of one stream that may be under way at once; more are read as these end.
-_STREAM_WIDTH = 64
-# Of the largest messages so many are to fit into what all may hold.
-_MESSAGES = 16
-# A message is there twice, and so it counts: in gRPC's own buffers while it comes or goes, and as what is made of it.
-_COPIES = 2
 # What gRPC says when there is no deadline is a very long time.
 _NO_DEADLINE_S = 1e6
 
@@ -89,7 +82,7 @@ def make_grpc_server(
     alive_ms = int(config.write_timeout_s * 1000)
     server = grpc.aio.server(
         options=(
-            ("grpc.max_receive_message_length", service.most),
+            ("grpc.max_receive_message_length", most_bytes(config)),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_allowed_incoming_connections", config.max_connections),
             # A call that has no leave to send its message yet can send what fits this window. It must not grow.
@@ -135,7 +128,7 @@ def _handlers(service: "_Service") -> grpc.GenericRpcHandler:
     """
     made: dict[str, Any] = {}
     for method in protobuf.methods():
-        parse = protobuf.message(method.input_type.name).FromString
+        parse = parser_of(method.input_type)
         if method.client_streaming:
             made[method.name] = grpc.stream_stream_rpc_method_handler(service.stream(parse))
         else:
@@ -153,13 +146,9 @@ class _Service:
         self._keys = keys
         self._regions = SharedRegions(config)
         self._buffered = buffered
-        # Bytes that a message may have. For each that comes there must be room for the largest, so many of which there
-        # is to be room for.
-        shared = max(config.max_body_bytes, config.max_buffered_bytes // _MESSAGES)
-        self.most = min(config.max_tensor_bytes, shared, config.max_buffered_bytes // _COPIES)
-        # While nothing comes of a stream nobody knows whether it is idle or has sent most of a message.
-        self._max_streams = max(buffered.limit // 2 // self.most, 1)
-        self._calls = self._streams = 0
+        self._door = Door(config, self._buffered)
+        self._streams = RpcStreams(config, self._buffered)
+        self._calls = 0
 
     def unary(self, handler: Unary, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[bytes]]:
         """The method: one message in, one out. The key is asked for, except where probes look, before it is read."""
@@ -169,16 +158,17 @@ class _Service:
             reply = b""
             try:
                 if is_open:
-                    reply = (await handler(None, context)).SerializeToString()
+                    rpc = Rpc(context, HeldBody(self._buffered))
+                    reply = (await handler(None, rpc)).SerializeToString()
                 else:
-                    tenant, held = self._enter(context)
+                    tenant, rpc = self._enter(context)
                     with admitted(tenant, right, self._config.model_control):
                         async with asyncio.timeout(self._config.request_timeout_s):
-                            request = self._read(context, parse, held)
-                            reply = (await handler(await request, context)).SerializeToString()
+                            request = self._read(rpc, client_of(tenant, context), parse)
+                            reply = (await handler(await request, rpc)).SerializeToString()
                     # The answer takes the place of the message.
-                    held.release()
-                    if not held.take(_COPIES * len(reply)):
+                    rpc.held.release()
+                    if not rpc.held.take(COPIES * len(reply)):
                         raise buffers_full()
             except Exception as error:
                 await _abort(context, self._refusal(error))
@@ -191,7 +181,7 @@ class _Service:
             error = out_of_time(self._config.request_timeout_s)
         return as_api_error(error)
 
-    def _enter(self, context: RpcContext) -> tuple[Tenant | None, HeldBody]:
+    def _enter(self, context: RpcContext) -> tuple[Tenant | None, Rpc]:
         """Let a call in, if it may come and there are not too many. What it holds is let go when it is over."""
         tenant = self._tenant(context)
         if self._calls >= self._config.max_connections:
@@ -199,26 +189,15 @@ class _Service:
         self._calls += 1
         held = HeldBody(self._buffered)
         context.add_done_callback(partial(self._leave, held))
-        return tenant, held
+        return tenant, Rpc(context, held)
 
     def _leave(self, held: HeldBody, context: RpcContext) -> None:
         self._calls -= 1
         held.release()
 
-    async def _read(self, context: RpcContext, parse: FromBytes, held: HeldBody) -> Any:
-        """The call's message, read when there is room for it, and counted."""
-        raw, most = b"", _COPIES * self.most
-        try:
-            async with asyncio.timeout(self._config.body_timeout_s):
-                await self._buffered.expect(most)
-                try:
-                    raw = await context.read() or b""
-                finally:
-                    held.size = _COPIES * len(raw)
-                    self._buffered.arrived(most, held.size)
-        except TimeoutError:
-            raise too_slow("the message", self._config) from None
-        return _parsed(raw, parse)
+    async def _read(self, rpc: Rpc, client: str, parse: FromBytes) -> Any:
+        raw = await self._door.read(rpc, client)
+        return await off_loop(len(raw), partial(parse, raw))
 
     def _tenant(self, context: RpcContext) -> Tenant | None:
         """Who calls, where keys are asked for. Raises a 401."""
@@ -237,15 +216,15 @@ class _Service:
         terms, left = terms._replace(tenant=self._tenant(context)), context.time_remaining()
         return terms if left is None or left > _NO_DEADLINE_S else terms._replace(timeout=sooner(terms.timeout, left))
 
-    async def ServerLive(self, request: Any, context: RpcContext) -> Any:
+    async def ServerLive(self, request: Any, rpc: Rpc) -> Any:
         """Whether the process minds its workers."""
         return protobuf.ServerLiveResponse(live=self._models.problem is None)
 
-    async def ServerReady(self, request: Any, context: RpcContext) -> Any:
+    async def ServerReady(self, request: Any, rpc: Rpc) -> Any:
         """Whether all models take requests."""
         return protobuf.ServerReadyResponse(ready=self._models.ready)
 
-    async def ModelReady(self, request: Any, context: RpcContext) -> Any:
+    async def ModelReady(self, request: Any, rpc: Rpc) -> Any:
         """Whether a model takes requests; one that there is not does not, as in Triton."""
         try:
             ready = self._models.get(request.name, request.version).ready
@@ -253,40 +232,43 @@ class _Service:
             ready = False
         return protobuf.ModelReadyResponse(ready=ready)
 
-    async def ServerMetadata(self, request: Any, context: RpcContext) -> Any:
+    async def ServerMetadata(self, request: Any, rpc: Rpc) -> Any:
         """What this server is."""
         return protobuf.ServerMetadataResponse(**server_metadata(self._config))
 
-    async def ModelMetadata(self, request: Any, context: RpcContext) -> Any:
+    async def ModelMetadata(self, request: Any, rpc: Rpc) -> Any:
         """What a model takes and gives."""
         service = tensor_model(self._models.get(request.name, request.version))
         return protobuf.ModelMetadataResponse(**model_metadata(self._models, service))
 
-    async def ModelConfig(self, request: Any, context: RpcContext) -> Any:
+    async def ModelConfig(self, request: Any, rpc: Rpc) -> Any:
         """How a model is served."""
         service = tensor_model(self._models.get(request.name, request.version))
         return protobuf.ModelConfigResponse(config=model_config(service))
 
-    async def ModelStatistics(self, request: Any, context: RpcContext) -> Any:
+    async def ModelStatistics(self, request: Any, rpc: Rpc) -> Any:
         """What a model, or all of them, did so far."""
         services = named_models(self._models, request.name, request.version)
         return protobuf.ModelStatisticsResponse(model_stats=model_statistics(services))
 
-    async def ModelInfer(self, request: Any, context: RpcContext) -> Any:
+    async def ModelInfer(self, request: Any, rpc: Rpc) -> Any:
         """Run a model on tensors."""
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = await self._call_of(request, info, context)
+        call = await self._call_of(request, info, rpc)
         # The tensors are copies, and one of them is enough.
         del request
         outputs, answers = await infer(service, call.tensors, call.terms)
-        context.set_trailing_metadata(_timings(answers))
+        rpc.context.set_trailing_metadata(_timings(answers))
         return write_response(service, info, request_id, outputs, call.outputs, self._regions)
 
-    async def _call_of(self, request: Any, info: ItemInfo, context: RpcContext) -> Call:
-        """A ModelInferRequest, off the event loop if it is large."""
-        work = partial(read_request, request, info, self._terms(context), self._regions)
-        return await off_loop(request.ByteSize(), work)
+    async def _call_of(self, request: Any, info: ItemInfo, rpc: Rpc) -> Call:
+        """A ModelInferRequest, off the event loop if it is large, or its tensors in shared memory are."""
+        terms, size = self._terms(rpc.context), rpc.size
+        shared = shared_size(request, terms, self._regions)
+        if shared and not rpc.held.take(shared):
+            raise buffers_full()
+        return await off_loop(size + shared, partial(read_request, request, info, terms, self._regions))
 
     def stream(self, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[None]]:
         """ModelStreamInfer, let in like the others, and if there are not too many of its kind."""
@@ -296,36 +278,31 @@ class _Service:
                 tenant, _ = self._enter(context)
                 if tenant is not None:
                     tenant.check_right(_RIGHTS["ModelStreamInfer"])
-                if self._streams >= self._max_streams:
-                    raise too_many(
-                        "streams", self._max_streams, "half of max_buffered_bytes, by what a message may have"
-                    )
+                async with self._streams.place(client_of(tenant, context)) as stream:
+                    await self._infer_stream(context, tenant, parse, stream)
             except ApiError as error:
                 await _abort(context, error)
-            self._streams += 1
-            try:
-                await self._infer_stream(context, tenant, parse)
-            finally:
-                self._streams -= 1
 
         return call
 
-    async def _infer_stream(self, context: RpcContext, tenant: Tenant | None, parse: FromBytes) -> None:
+    async def _infer_stream(
+        self, context: RpcContext, tenant: Tenant | None, parse: FromBytes, stream: RpcStream
+    ) -> None:
         """Run a model on tensors, request by request as they arrive; a streaming model's parts are answers each."""
-        answers, right = _Answers(context, self._buffered), _RIGHTS["ModelStreamInfer"]
-        places = asyncio.Semaphore(_STREAM_WIDTH)
+        answers, right = Answers(context, self._buffered, stream), _RIGHTS["ModelStreamInfer"]
+        places = asyncio.Semaphore(STREAM_WIDTH)
 
         async def answer(raw: bytes) -> None:
             request_id = name = ""
-            held = HeldBody(self._buffered)
+            rpc = Rpc(context, HeldBody(self._buffered))
             try:
-                has_room = held.take(_COPIES * len(raw))
-                request = _parsed(raw, parse)
+                has_room = rpc.held.take(COPIES * len(raw))
+                request = await off_loop(len(raw), partial(parse, raw))
                 del raw
                 request_id, name = request.id, request.model_name
                 if not has_room:
                     raise buffers_full()
-                responses = self._stream(request, context)
+                responses = self._stream(request, rpc)
                 del request
                 with admitted(tenant, right, self._config.model_control):
                     async with asyncio.timeout(self._config.request_timeout_s):
@@ -337,8 +314,9 @@ class _Service:
                 last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
                 await answers.put(last, force=True)
             finally:
-                held.release()
+                rpc.held.release()
                 places.release()
+                stream.finish()
 
         async def read() -> None:
             async with asyncio.TaskGroup() as tasks:
@@ -347,6 +325,7 @@ class _Service:
                     raw = await context.read()
                     if raw is grpc.aio.EOF:
                         break
+                    stream.begin()
                     tasks.create_task(answer(raw))
                     del raw
             await answers.end()
@@ -360,10 +339,10 @@ class _Service:
             await asyncio.wait([reading])
             answers.drop()
 
-    async def _stream(self, request: Any, context: RpcContext) -> AsyncIterator[Any]:
+    async def _stream(self, request: Any, rpc: Rpc) -> AsyncIterator[Any]:
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
-        call = await self._call_of(request, info, context)
+        call = await self._call_of(request, info, rpc)
         write = partial(write_response, service, info, request_id, regions=self._regions)
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request
@@ -380,19 +359,19 @@ class _Service:
         if wants_last:
             yield write({}, {}, final=True)
 
-    async def RepositoryIndex(self, request: Any, context: RpcContext) -> Any:
+    async def RepositoryIndex(self, request: Any, rpc: Rpc) -> Any:
         """All models that there are, loaded or not."""
         _check_repository(request)
         return protobuf.RepositoryIndexResponse(models=index(self._models, request.ready))
 
-    async def RepositoryModelLoad(self, request: Any, context: RpcContext) -> Any:
+    async def RepositoryModelLoad(self, request: Any, rpc: Rpc) -> Any:
         """Load a model, or load it anew, with the settings that a configuration changes."""
         _check_repository(request)
         changes = read_changes(self._models, request.model_name, parameters_of(request.parameters))
         await self._models.load(request.model_name, changes)
         return protobuf.RepositoryModelLoadResponse()
 
-    async def RepositoryModelUnload(self, request: Any, context: RpcContext) -> Any:
+    async def RepositoryModelUnload(self, request: Any, rpc: Rpc) -> Any:
         """Take a model out of service."""
         _check_repository(request)
         given = parameters_of(request.parameters)
@@ -401,71 +380,21 @@ class _Service:
         await self._models.unload(request.model_name)
         return protobuf.RepositoryModelUnloadResponse()
 
-    async def SystemSharedMemoryStatus(self, request: Any, context: RpcContext) -> Any:
+    async def SystemSharedMemoryStatus(self, request: Any, rpc: Rpc) -> Any:
         """The regions of shared memory in use."""
-        found = self._regions.status(owner_of(self._terms(context)), request.name)
+        found = self._regions.status(owner_of(self._terms(rpc.context)), request.name)
         return protobuf.SystemSharedMemoryStatusResponse(regions={each["name"]: each for each in found})
 
-    async def SystemSharedMemoryRegister(self, request: Any, context: RpcContext) -> Any:
+    async def SystemSharedMemoryRegister(self, request: Any, rpc: Rpc) -> Any:
         """Take a region of shared memory into use."""
-        owner = owner_of(self._terms(context))
+        owner = owner_of(self._terms(rpc.context))
         self._regions.register(owner, request.name, request.key, request.offset, request.byte_size)
         return protobuf.SystemSharedMemoryRegisterResponse()
 
-    async def SystemSharedMemoryUnregister(self, request: Any, context: RpcContext) -> Any:
+    async def SystemSharedMemoryUnregister(self, request: Any, rpc: Rpc) -> Any:
         """Let go of a region of shared memory, or of all."""
-        self._regions.unregister(owner_of(self._terms(context)), request.name)
+        self._regions.unregister(owner_of(self._terms(rpc.context)), request.name)
         return protobuf.SystemSharedMemoryUnregisterResponse()
-
-
-class _Answers:
-    """What is yet to be written to a stream, a few messages of it, counted."""
-
-    def __init__(self, context: RpcContext, buffered: Buffered) -> None:
-        self._context = context
-        self._buffered = buffered
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAM_WIDTH)
-
-    async def put(self, message: Any, force: bool = False) -> None:
-        """Another. Raises ApiError (429) if there is no room for its bytes, unless forced."""
-        raw: bytes = message.SerializeToString()
-        if force:
-            self._buffered.add(len(raw))
-        elif not self._buffered.take(len(raw)):
-            raise buffers_full()
-        try:
-            await self._queue.put(raw)
-        except asyncio.CancelledError:
-            self._buffered.give(len(raw))
-            raise
-
-    async def end(self) -> None:
-        """Let `send` return when it has sent the rest."""
-        await self._queue.put(None)
-
-    async def send(self, timeout: float) -> None:
-        """Write whatever comes. Is cancelled where the client takes nothing for so many seconds."""
-        while (raw := await self._queue.get()) is not None:
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._context.write(raw)
-            except TimeoutError:
-                # Nothing can be said to such a client: the call just ends.
-                raise asyncio.CancelledError from None
-            finally:
-                self._buffered.give(len(raw))
-
-    def drop(self) -> None:
-        """Forget what was not written."""
-        while not self._queue.empty():
-            self._buffered.give(len(self._queue.get_nowait() or b""))
-
-
-def _parsed(raw: bytes, parse: FromBytes) -> Any:
-    try:
-        return parse(raw)
-    except DecodeError as error:
-        raise InvalidRequest(f"the message can't be decoded: {error}") from None
 
 
 def _check_repository(request: Any) -> None:

@@ -1,6 +1,7 @@
 """OIP v2 over HTTP: metadata, health, inference with JSON or binary tensors, and the model repository."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -10,7 +11,16 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
-from chairlift.server.http.exchange import as_json, off_loop, read_body, terms_of, until_gone
+from chairlift.server.http.exchange import (
+    HELD,
+    HeldBody,
+    as_json,
+    buffers_full,
+    off_loop,
+    read_body,
+    terms_of,
+    until_gone,
+)
 from chairlift.server.http.tenants import TENANT, Tenant
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path, models_of
@@ -90,7 +100,7 @@ async def infer_route(request: Request) -> Response:
     service = _asked(request)
     info = service.loaded()
     regions, owner = _regions(request)
-    body, tensors = await off_loop(len(raw), lambda: _read(request, raw, info, regions.fetcher(owner)))
+    body, tensors = await _read(request, raw, info)
     if body.model_name not in (None, path["name"]):
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
     wanted = _wanted(body, info, owner)
@@ -117,23 +127,35 @@ def _regions(request: Request) -> tuple[SharedRegions, str]:
     return request.app.state.regions, (tenant.name or "") if tenant is not None else ""
 
 
-def _read(request: Request, raw: bytes, info: ItemInfo, fetch: Fetch) -> tuple[InferBody, dict[str, TensorArray]]:
+async def _read(request: Request, raw: bytes, info: ItemInfo) -> tuple[InferBody, dict[str, TensorArray]]:
     """What a body says, and its tensors. Without any JSON it is the one input, and the answer is bytes as well."""
     length = request.headers.get(_HEADER_LENGTH)
     if length == "0":
-        return InferBody(inputs=[], parameters={"binary_data_output": True}), bare_input(info, raw)
-    body, binary = _open(raw, length)
-    return body, _inputs(body, binary, fetch)
+        tensors = await off_loop(len(raw), lambda: bare_input(info, raw))
+        return InferBody(inputs=[], parameters={"binary_data_output": True}), tensors
+    end = _end_of_json(raw, length)
+    regions, owner = _regions(request)
+
+    def read_json() -> tuple[InferBody, int]:
+        body = decode(raw[:end], _infer_decoder)
+        return body, regions.size_of((each.parameters for each in body.inputs), owner)
+
+    body, shared = await off_loop(end, read_json)
+    # A few bytes may ask for a large region, whose bytes count like those of a body.
+    held: HeldBody | None = request.scope.get(HELD)
+    if shared and held is not None and not held.take(shared):
+        raise buffers_full()
+    work = partial(_inputs, body, memoryview(raw)[end:], regions.fetcher(owner))
+    return body, await off_loop(len(raw) + shared, work)
 
 
-def _open(raw: bytes, length: str | None) -> tuple[InferBody, memoryview]:
-    """The JSON, and the bytes after it."""
+def _end_of_json(raw: bytes, length: str | None) -> int:
+    """Where the bytes after the JSON begin."""
     if length is None:
-        return decode(raw, _infer_decoder), memoryview(b"")
+        return len(raw)
     if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > len(raw):
         raise InvalidRequest(f"Inference-Header-Content-Length must be a number up to the body's, got {length!r}")
-    view = memoryview(raw)
-    return decode(raw[: int(length)], _infer_decoder), view[int(length) :]
+    return int(length)
 
 
 def _inputs(body: InferBody, binary: memoryview, fetch: Fetch) -> dict[str, TensorArray]:

@@ -6,7 +6,7 @@ It is read and written as a file, never mapped: whoever shares it may shorten it
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,22 +108,38 @@ class SharedRegions:
             if whose == owner and name in ("", each)
         ]
 
+    def size_of(self, tensors: Iterable[Mapping[str, Any] | None], owner: str) -> int:
+        """The bytes that a request's tensors have in shared memory, by their parameters; none is read yet.
+
+        Raises where a region is not there or too small, so that nobody is given room for bytes that are nowhere.
+        """
+        size = 0
+        for parameters in tensors:
+            if (place := place_of(parameters, owner)) is not None:
+                size += place.size
+                self._check_size(size, place)
+                self._at(place)
+        return size
+
     def fetcher(self, owner: str) -> Fetch:
         """What gets the bytes of a request's tensors by their parameters, up to `max_tensor_bytes` in all."""
-        left = self._config.max_tensor_bytes
+        size = 0
 
         def fetch(parameters: Mapping[str, Any] | None) -> bytes | None:
-            nonlocal left
+            nonlocal size
             place = place_of(parameters, owner)
             if place is None:
                 return None
-            left -= place.size
-            if left < 0:
-                limit = f"{self._config.max_tensor_bytes} bytes (max_tensor_bytes)"
-                raise ApiError(413, f"the tensors are larger than {limit}", place.region, "body_too_large")
+            size += place.size
+            self._check_size(size, place)
             return self._read(place)
 
         return fetch
+
+    def _check_size(self, size: int, place: Place) -> None:
+        if size > self._config.max_tensor_bytes:
+            limit = f"{self._config.max_tensor_bytes} bytes (max_tensor_bytes)"
+            raise ApiError(413, f"the tensors are larger than {limit}", place.region, "body_too_large")
 
     def _read(self, place: Place) -> bytes:
         with self._lock:
@@ -160,9 +176,10 @@ class SharedRegions:
         return region, region.offset + place.offset
 
     def _find(self, owner: str, name: str) -> _Region:
-        if (owner, name) not in self._regions:
+        # One look-up: another thread may take it out of use meanwhile.
+        if (region := self._regions.get((owner, name))) is None:
             raise InvalidRequest(f"there is no region {name!r}; register it first", name)
-        return self._regions[owner, name]
+        return region
 
     def _check_on(self) -> None:
         if not self._config.shared_memory:

@@ -210,6 +210,11 @@ async def infer(
     service: ItemService, tensors: Mapping[str, TensorArray], terms: Terms
 ) -> "tuple[dict[str, TensorArray], list[Any]]":
     """Output tensors for input tensors, and the answers that they came from."""
+    info = service.loaded()
+    if info.streams and not takes_json(info):
+        # Its parts are tensors each, of any number: one answer has no place for them.
+        ways = "ask ModelStreamInfer over gRPC, or :predict"
+        raise InvalidRequest(f"`{service.name}` streams, so one answer can't hold its tensors; {ways}", "model_name")
     payloads = await split(service, tensors)
     answers = await service.infer(payloads, terms, sizes_of(payloads))
     return join(service.loaded(), [answer.value for answer in answers]), answers
