@@ -5,7 +5,8 @@
 MODEL is a folder, whose texts go to TEI's /embed, or FILE.py:Class, of which each item is `--item`. First its calls are
 measured, in a process of its own; then the front, by what its process takes for short texts, long ones, and several in
 a request, and by how much longer a crowd with the traffic's own lengths takes than the calls alone. Capacity is what
-the simulator says it is, and each of the `--loads` a share of it. Requests come in bursts. After each load the server
+the simulator says it is, and each of the `--loads` a share of it. Requests come in bursts, as
+seen by a client with one thread, whose time for a request is measured and simulated, too. After each load the server
 is asked for a forecast of its last two minutes as they were: the same simulator, told of the very calls that it is held
 against; its error is from what the server saw.
 """
@@ -101,15 +102,16 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     trace = [msgspec.structs.replace(each, input_length=min(each.input_length, args.longest)) for each in trace]
     with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
         target, api = target_of(args, port)
-        front = front_cost(target, api, config, profile, trace)
+        front, client = front_cost(target, api, config, profile, trace)
         recording.results["front"] = msgspec.to_builtins(front)
+        recording.results["client"] = client
         case = ItemCase(profile, tuple(map(tokens_of, trace)), front=front)
         capacity = case.capacity(config, _CROWD)
         recording.results["capacity"] = capacity
         for share in args.loads:
             sent = at_load(trace, share * capacity, args.seconds)
             real = replay(target, sent, api, PromptMaker(seed=random.randrange(2**32)), args.drain)
-            seen = simulated(case.model(config), front, list(map(tokens_of, sent)))
+            seen = simulated(case.model(config), front, list(map(tokens_of, sent)), client)
             own = forecast(port, FORECAST)
             for row in rows(real, seen, duration(sent)):
                 recording.add({"trace": "bursts", "load": share} | row | own.get(row["figure"], {}))
@@ -139,8 +141,8 @@ def target_of(args: argparse.Namespace, port: int) -> tuple[Target, str]:
 
 def front_cost(
     target: Target, api: str, config: ItemConfig, profile: ItemProfile, trace: Sequence[TraceRequest]
-) -> FrontCost:
-    """What the front takes for a request, a token and an item, and by how much it slows down its worker."""
+) -> tuple[FrontCost, float]:
+    """What the front takes for a request, a token and an item, by how much it slows down its worker; and the client."""
     pid = front_pid(target.port)
     prompts = PromptMaker(seed=1)
 
@@ -175,8 +177,9 @@ def front_cost(
     used = sum(each for each, _ in crowds) / _CROWDS * len(texts)
     freely = len(texts) / ItemCase(profile, tuple(map(tokens_of, texts)), front=front).capacity(config, len(texts))
     # What works for a request takes a core each meanwhile: the front, and the client.
-    most = 1 + sum(load.cpu for _, load in crowds) / _CROWDS / used
-    return msgspec.structs.replace(front, contention=min(max((taken - freely) / used, 0.0), most))
+    client = sum(load.cpu for _, load in crowds) / _CROWDS / len(texts)
+    most = 1 + client * len(texts) / used
+    return msgspec.structs.replace(front, contention=min(max((taken - freely) / used, 0.0), most)), client
 
 
 def _seconds(load: Load) -> float:
@@ -199,16 +202,35 @@ def tokens_of(request: TraceRequest) -> TraceRequest:
     return msgspec.structs.replace(request, input_length=request.input_length + _ADDED)
 
 
-def simulated(model: ItemModel, front: FrontCost, trace: Sequence[TraceRequest]) -> Load:
-    """A simulated run as the load generator would have seen it."""
+def simulated(model: ItemModel, front: FrontCost, trace: Sequence[TraceRequest], client: float = 0.0) -> Load:
+    """A simulated run as the load generator would have seen it, which takes `client` seconds for a request.
+
+    Half of them to send it, and half to read its answer: one after the other.
+    """
+    sent = one_by_one([each.arrival for each in trace], client / 2)
+    coming = [msgspec.structs.replace(each, arrival=moment) for each, moment in zip(trace, sent, strict=True)]
+    lives = simulate([model], coming, front=front).requests
+    answered = sorted((life.end, index) for index, life in enumerate(lives) if life.end is not None)
+    read = dict(
+        zip((index for _, index in answered), one_by_one([end for end, _ in answered], client / 2), strict=True)
+    )
     outcomes = []
-    for life in simulate([model], trace, front=front).requests:
-        due = life.request.arrival
-        outcome = Outcome(due, due, life.end or due, [life.end or due], 1)
-        if life.end is None:
+    for index, request in enumerate(trace):
+        due, end = request.arrival, read.get(index)
+        outcome = Outcome(due, sent[index], end or due, [end or due], 1)
+        if end is None:
             outcome.error = "refused"
         outcomes.append(outcome)
     return Load(0.0, duration(trace), outcomes, 0.0)
+
+
+def one_by_one(moments: Sequence[float], each: float) -> list[float]:
+    """When a thread is done with what comes at these moments, in order, and takes it so many seconds each."""
+    done, free = [], 0.0
+    for moment in moments:
+        free = max(free, moment) + each
+        done.append(free)
+    return done
 
 
 def rows(real: Load, seen: Load, seconds: float) -> list[dict[str, Any]]:
@@ -242,6 +264,8 @@ def markdown(results: Results) -> str:
     costs = {name: value for name, value in results["front"].items() if value and name != "contention"}
     front = ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in costs.items())
     about = f"front: {front}, contention {results['front']['contention']:.2f}; capacity {results['capacity']:.0f}/s"
+    if client := results.get("client"):
+        about += f"; client {1e6 * client:.1f} us"
     return f"{caption(results)}; {about}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
 
 
