@@ -99,15 +99,3 @@ def test_what_is_larger_than_any_batch_is_refused_with_a_reason() -> None:
     limits = BatchLimits(max_batch_size=8, max_batch_tokens=100)
     (life,) = simulate([model(limits)], [TraceRequest(arrival=0.0, input_length=101, items=1)]).requests
     assert "max_batch_tokens" in (life.refusal or "")
-
-
-def test_the_next_batch_leaves_when_the_front_has_heard_of_the_last() -> None:
-    """Whoever comes before a result does is read before it."""
-    trace = [TraceRequest(arrival=0.0, input_length=1) for _ in range(4)]
-    run = simulate([model(limits=BatchLimits(max_batch_size=1))], trace, front=FrontCost(request=2 * CALL))
-    # A call takes less than to read a request: the second's begins when all four are read.
-    began = [life.scheduled for life in run.requests[:2]]
-    assert began == pytest.approx([2 * CALL, 4 * CALL])
-    slow = model(limits=BatchLimits(max_batch_size=1), profile=exact_calls(3 * CALL, 0.0))
-    run = simulate([slow], trace, front=FrontCost(request=2 * CALL))
-    assert [life.scheduled for life in run.requests[:2]] == pytest.approx([2 * CALL, 8 * CALL])
