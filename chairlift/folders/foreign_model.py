@@ -102,7 +102,7 @@ def _max_positions(raw: Mapping[str, Any]) -> int:
     for name in ("rope_parameters", "rope_scaling"):
         rope = raw.get(name)
         if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
-            original = raw.get(_ORIGINAL, rope.get(_ORIGINAL))
+            original = rope.get(_ORIGINAL) if raw.get(_ORIGINAL) is None else raw[_ORIGINAL]
             return most if original is None else min(most, positive_size({_POSITIONS[0]: original}, _POSITIONS[0]))
     return most
 
