@@ -44,11 +44,12 @@ EOF
 RUN useradd --create-home --uid 10001 chairlift
 # A new volume that is mounted here takes on its owner.
 RUN install -d -o 10001 -g 10001 -m 700 /data
-USER chairlift
+# By number, for where a user must be seen not to be root.
+USER 10001
 WORKDIR /home/chairlift
 # The image is no good without its kernels, whose OpenMP is torch's.
 RUN python -c "from chairlift.ops.native import load_library; load_library()"
-ENV CHAIRLIFT_HOST=0.0.0.0
+ENV CHAIRLIFT_HOST=0.0.0.0 HF_HUB_CACHE=/data/hub XDG_CACHE_HOME=/data/cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "/usr/local/bin/chairlift-ready"]
 ENTRYPOINT ["chairlift"]

@@ -171,7 +171,7 @@ def test_names_of_other_servers_lead_to_settings_that_there_are() -> None:
         ("serve", "--max-num-sequences", "there is no --max-num-sequences; did you mean --max-num-seqs?"),
         ("serve", "--hostname=::1", "there is no --hostname; that is --host here"),
         ("serve", "--tensor-parallel-size", "there is no --tensor-parallel-size; leave it out: a model runs on one"),
-        ("serve", "--enforce-eager", "leave it out: not needed, because there are no CUDA graphs"),
+        ("serve", "--enforce-eager", "leave it out: not needed, because decodes are recorded as CUDA graphs"),
         ("serve", "--model-repository", "give each model a table [models.NAME] in chairlift.toml"),
         ("serve", "--max-concurrent-requests", "that is --max-waiting here"),
         ("serve", "--model", "name the model as the first argument"),
