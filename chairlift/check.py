@@ -137,7 +137,9 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
             return folder_of(folder), numbers_of(folder)
         return folder, count_numbers(folder)
     name = hub_name(model, revision)
-    if name is None or name.file is not None:
+    if name is not None and name.file is not None:
+        raise ConfigError(f"of a file on the Hub only the file itself tells: `chairlift pull {model}`, and check that")
+    if name is None:
         raise ConfigError(f"{model!r} is no folder here, and no name of the Hub, as organization/model")
     from chairlift.hub.download import Hub
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
@@ -30,9 +31,9 @@ A line that ends in \\ goes on in the next."""
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
-    about = f"a server's URL, or a model's folder or name on the Hub, which is then served meanwhile ({DEFAULT_URL})"
+    about = f"a server's URL ({DEFAULT_URL}), or a model's folder, GGUF file or name on the Hub, then served meanwhile"
     tokens = "tokens of an answer (default: what the model has room for)"
-    parser.add_argument("target", nargs="?", default=DEFAULT_URL, metavar="URL|FOLDER", help=about)
+    parser.add_argument("target", nargs="?", default=DEFAULT_URL, metavar="URL|MODEL", help=about)
     parser.add_argument("--model", help="the model's name, where the server has several")
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model")
     parser.add_argument("--max-tokens", type=int, metavar="N", help=tokens)
@@ -59,11 +60,14 @@ def chat_command(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _served(folder: str) -> Iterator[str]:
-    """A server of the folder, and its URL."""
-    if not os.path.isdir(folder) and hub_name(folder) is None:
-        raise InvalidRequest(f"{folder!r} is neither a URL nor a folder, nor a name of the Hub, as organization/model")
-    with own_server(folder) as server:
+def _served(model: str) -> Iterator[str]:
+    """A server of a folder, a GGUF file or a name of the Hub, and its URL."""
+    from chairlift.gguf.side_folder import is_gguf
+
+    if not os.path.isdir(model) and not is_gguf(Path(model)) and hub_name(model) is None:
+        other = "a folder, a GGUF file or a name of the Hub, as organization/model"
+        raise InvalidRequest(f"{model!r} is neither a URL nor {other}")
+    with own_server(model) as server:
         yield server.url
 
 

@@ -43,7 +43,7 @@ ARROWS = {
     "bench": "config core demo engine errors folders hub llm own_server plan runners text",
     "server": "bodies chairlift config core engine errors folders jobs logs plan runners text",
     "run": "bodies config demo engine errors jobs runners server",
-    "terminal": "errors hub own_server",
+    "terminal": "errors gguf hub own_server",
     "check": "config core errors folders gguf hub runners",
     "why": "errors terminal",
     "cli": "bench chairlift check config demo errors hub run server terminal why",

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from chairlift.bench.formats_command import add_formats
-from chairlift.bench.plot import plot
+from chairlift.bench.plot import check_plot, plot
 from chairlift.bench.raw_results import Recording, Results, add_result_flags, saved, start
 from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
@@ -68,6 +68,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def main(args: argparse.Namespace) -> int:
     """Run the comparison and print it."""
+    if args.plot:
+        check_plot()
     results = saved(args.saved, RESULTS_OF, "bench strategies") if args.saved else _measure(args)
     if args.json:
         rows = [{name: value for name, value in run.items() if name != "bars"} for run in results["runs"]]

@@ -66,7 +66,7 @@ INSTEAD = {
     "pipeline_parallel_size": _ONE_DEVICE,
     "data_parallel_size": _ONE_DEVICE,
     "distributed_executor_backend": _ONE_DEVICE,
-    "enforce_eager": "not needed, because decodes are recorded as CUDA graphs where they can be, and run without elsewhere",
+    "enforce_eager": "not needed, because decodes are recorded as CUDA graphs only where they can be",
     "max_seq_len_to_capture": "not needed, because a CUDA graph is recorded for any length that comes",
     "swap_space": "not needed, because a preempted sequence is computed anew, not swapped out",
     "cpu_offload_gb": "weights are not offloaded; `quantization` int8 halves them",

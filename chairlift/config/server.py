@@ -31,7 +31,8 @@ _AT_LEAST_ONE = (
 _POSITIVE = ("body_timeout_s", "write_timeout_s", "request_timeout_s", "background_timeout_s", "tune_every_s")
 _NOT_NEGATIVE = ("min_body_rate", "drain_timeout_s", "max_stored_responses")
 # An empty one, of a variable that is not set, say, would open what was to be closed: all addresses, to all clients.
-_NOT_EMPTY = ("host", "api_key", "api_keys", "tls_cert", "tls_key", "tls_ca", "record")
+CLOSING = ("api_key", "api_keys", "tls_cert", "tls_key", "tls_ca")
+_NOT_EMPTY = ("host", "record", *CLOSING)
 # What stop strings cost is bounded for every request, so a server can only take fewer.
 _STOP_LIMITS = {
     "max_stop_strings": MAX_STOP_STRINGS,
@@ -123,6 +124,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in _NOT_EMPTY:
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out for the default")
+        if self.api_key is not None and self.api_key != self.api_key.strip():
+            raise ConfigError("api_key has white space around it, perhaps a line's end, which no client can send")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key go together: a certificate's file, and that of its key")
         if self.tls_ca is not None and self.tls_cert is None:

@@ -14,7 +14,7 @@ from chairlift.config.flags import dashed, holds_json
 from chairlift.config.foreign import hint
 from chairlift.config.items import ItemConfig, detect_kind
 from chairlift.config.sequences import SequenceConfig
-from chairlift.config.server import ServerConfig
+from chairlift.config.server import CLOSING, ServerConfig
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
 from chairlift.gguf.part_names import GGUF_PART
@@ -246,6 +246,8 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
     for name in _KNOWN:
         variable = ENV_PREFIX + name.upper()
         value = environ.get(variable)
+        if value == "" and name in CLOSING:
+            raise ConfigError(f"{variable} is empty, which would open what it is to close; unset it if that is meant")
         if not value:
             continue
         if value.startswith("tcp://"):

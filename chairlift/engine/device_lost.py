@@ -2,7 +2,7 @@
 
 import sys
 
-from chairlift.runners.out_of_memory import is_out_of_memory
+from chairlift.runners.out_of_memory import is_out_of_memory, text_of
 
 
 def is_device_lost(error: BaseException) -> bool:
@@ -12,5 +12,5 @@ def is_device_lost(error: BaseException) -> bool:
     """
     # Whoever has torch's own class has loaded torch. Of older errors, and of libraries', only the text tells.
     own = getattr(sys.modules.get("torch"), "AcceleratorError", ())
-    of_cuda = isinstance(error, own) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
+    of_cuda = isinstance(error, own) or (isinstance(error, RuntimeError) and "CUDA error" in text_of(error))
     return of_cuda and not is_out_of_memory(error)

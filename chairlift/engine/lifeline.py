@@ -39,6 +39,8 @@ class Lifeline:
             # Even from within a call that keeps the interpreter to itself, and even if this process is stopped.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self._line = _take_stdin()
+        # What ends a whole group, as Ctrl-C, a shell's `kill %1` and `timeout` do, is for the front, which may drain.
+        os.setpgid(0, 0)
         if guards:
             _guard_group(self._line)
         # A front that was gone before all this has closed the line, which is the first thing that the thread sees.
@@ -86,12 +88,11 @@ def _major_faults() -> int:
 
 
 def _guard_group(line: int) -> None:
-    """Begin a process group, and leave a process in it that ends it all once the front has closed the line.
+    """Leave a process in the worker's group that ends it all once the front has closed the line.
 
     That is when the front is gone, or has seen the worker end. A signal at the parent's death would not do for what a
     model's code starts: it comes as soon as the thread ends that started it.
     """
-    os.setpgid(0, 0)
     if os.fork() == 0:
         try:
             closed = select.poll()

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from chairlift.errors import ChairliftError
-from chairlift.runners.out_of_memory import is_out_of_memory, one_line
+from chairlift.runners.out_of_memory import as_utf8, is_out_of_memory, one_line, text_of
 
 
 class Shutdown(msgspec.Struct, tag=True):
@@ -30,9 +30,9 @@ class Heartbeat(msgspec.Struct, array_like=True):
 def load_failed(error: BaseException) -> LoadFailed:
     """Say in a line or two why a model can't be loaded."""
     if isinstance(error, ChairliftError):
-        return LoadFailed(str(error), final=True)
+        return LoadFailed(text_of(error), final=True)
     if is_out_of_memory(error):
         return LoadFailed(f"out of memory: {one_line(error)}", final=False)
     where = traceback.extract_tb(error.__traceback__)[-1:]
-    place = "".join(f" ({Path(each.filename).name}, line {each.lineno})" for each in where)
+    place = "".join(f" ({as_utf8(Path(each.filename).name)}, line {each.lineno})" for each in where)
     return LoadFailed(one_line(error) + place, final=False)

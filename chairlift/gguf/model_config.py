@@ -95,7 +95,9 @@ def _rotation(
     turned = told.get("rope.dimension_count", head_dim)
     if turned != head_dim:
         share = {"partial_rotary_factor": turned / head_dim}
-    kind, factor = told.get("rope.scaling.type", "none"), told.get("rope.scaling.factor", 1.0)
+    # Older files have the factor alone, by another name.
+    factor = told.get("rope.scaling.factor") or told.get("rope.scale_linear") or 1.0
+    kind = told.get("rope.scaling.type", "linear")
     positions = told["context_length"]
     original = told.get("rope.scaling.original_context_length", positions)
     if _FREQUENCIES in factors:

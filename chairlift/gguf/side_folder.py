@@ -16,7 +16,7 @@ from chairlift.gguf.model_config import config_of
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 2
+_VERSION = 3
 
 
 def is_gguf(path: Path) -> bool:

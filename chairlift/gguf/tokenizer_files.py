@@ -54,6 +54,17 @@ _RULES: dict[str, Json] = {
 # begin with a token for the beginning unless they say otherwise.
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "tekken")
+# Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
+# the others words of a user's, and llama.cpp goes by their texts, too.
+_ENDINGS_OF_TURNS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~["),
+)
+_MARKS_OF_TURNS = (
+    *("<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<|start_of_role|>"),
+    *("<|end_of_role|>", "<|system|>", "<|user|>", "<|assistant|>", "<|turn>"),
+)
 # What a file may say of sampling, and the names of that in generation_config.json.
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -77,6 +88,8 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
         raise UnsupportedModel(f"tokenizer.ggml.token_type of {name} is not as long as its tokens")
     if len(set(tokens)) < len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.tokens of {name} has a token twice")
+    endings = _endings(tokens)
+    kinds = _with_special(tokens, kinds, endings)
     model = told.get("model")
     if model == "gpt2":
         made = _byte_pairs(told, tokens, name)
@@ -110,10 +123,28 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
         "tokenizer.json": whole,
         "tokenizer_config.json": config,
         "generation_config.json": {
-            "eos_token_id": sorted({each for each in ends if each is not None}),
+            "eos_token_id": sorted({each for each in (*ends, *endings) if each is not None}),
             **{ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata},
         },
     }
+
+
+def _endings(tokens: Sequence[str]) -> list[int]:
+    """Tokens whose text says that they end an answer. In Harmony `<|end|>` only ends a part of one."""
+    numbers = {token: number for number, token in enumerate(tokens)}
+    is_harmony = "<|return|>" in numbers and "<|call|>" in numbers
+    return [numbers[each] for each in _ENDINGS_OF_TURNS if each in numbers and not (is_harmony and each == "<|end|>")]
+
+
+def _with_special(tokens: Sequence[str], kinds: Sequence[int], endings: Sequence[int]) -> list[int]:
+    """The types of tokens, with those that no text of a client's may stand for as control tokens."""
+    made = list(kinds)
+    for number in endings:
+        made[number] = _CONTROL
+    for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind == _USER_DEFINED and token in _MARKS_OF_TURNS:
+            made[number] = _CONTROL
+    return made
 
 
 def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
+from chairlift.errors import ConfigError
 from chairlift.folders.model_json import read_object
 from chairlift.hub.name import HubName
 from chairlift.hub.wanted import HubFile
@@ -61,6 +63,11 @@ class HubCache:
         model = snapshot if name.file is None else snapshot / name.file
         return Kept(name, note.commit, model, sum(note.files.values()), path.stat().st_mtime)
 
+    def has(self, repo: str, file: HubFile) -> bool:
+        """Whether a file is here under its hash, of whatever commit."""
+        known = file.sha256 or file.git_sha1
+        return known is not None and is_here(self._blobs(repo) / known, file)
+
     def put(self, repo: str, commit: str, file: HubFile, write: Callable[[Path], None]) -> None:
         """Have a file in a commit's folder: what is here of the same hash, or else what `write` makes at a path.
 
@@ -80,7 +87,9 @@ class HubCache:
             if is_here(place, file):
                 return
             if not is_here(target, file):
-                new = blobs / f"{uuid4().hex}.incomplete"
+                # The same each time: of a process that is killed in the middle no more than one is left.
+                new = blobs / f"{blake2b(lock.name.encode(), digest_size=16).hexdigest()}.incomplete"
+                new.unlink(missing_ok=True)
                 try:
                     write(new)
                     os.replace(new, target)
@@ -119,11 +128,21 @@ class HubCache:
         return sorted((each for each in found if each is not None), key=lambda each: str(each.name))
 
     def remove(self, repo: str) -> int:
-        """Remove a model with all its revisions; return how many bytes that frees. 0 if it is not here."""
+        """Remove a model with all its revisions; return how many bytes that frees. 0 if it is not here.
+
+        Raises ConfigError if it can't be removed.
+        """
         folder = self._repo(repo)
         # Links lead to files that are counted where they are.
         freed = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if folder.is_dir():
+                # On another disk, perhaps.
+                shutil.rmtree(folder.resolve())
+            if folder.is_symlink():
+                folder.unlink()
+        except OSError as error:
+            raise ConfigError(f"{repo} can't be removed: {error.filename or folder}: {error.strerror}") from None
         shutil.rmtree(self.folder / ".locks" / folder.name, ignore_errors=True)
         return freed
 

@@ -51,7 +51,8 @@ class Hub:
     def fetch(self, name: HubName) -> Kept:
         """Return a model that is whole here, after downloading what is missing.
 
-        The Hub is asked what the revision is now; where it can't be reached, what was downloaded before is taken.
+        The Hub is asked what the revision is now; where it can't be reached, or breaks off, what was downloaded before
+        is taken.
         Raises DownloadFailed, or UnsupportedModel for a repository that is no model.
         """
         kept = self.cache.find(name)
@@ -62,14 +63,14 @@ class Hub:
             return kept
         try:
             commit, there = self._look(name)
+            if kept is not None and kept.commit == commit:
+                return kept
+            return self._download(name, commit, wanted_files(name, there))
         except DownloadFailed as error:
             if kept is None or error.__cause__ is None:
                 raise
             self._say(f"{error}; what was downloaded before is served")
             return kept
-        if kept is not None and kept.commit == commit:
-            return kept
-        return self._download(name, commit, wanted_files(name, there))
 
     def config_of(self, name: HubName) -> tuple[Path, list[HubFile]]:
         """A folder with the model's config.json and not its weights, and the files that it would be served from."""
@@ -131,7 +132,8 @@ class Hub:
     def _download(self, name: HubName, commit: str, files: list[HubFile]) -> Kept:
         folder = self.cache.snapshot(name.repo, commit)
         missing = [file for file in files if not is_here(folder / file.name, file)]
-        size, wanted = _total(missing), _total(files)
+        # A file that another commit has too is only linked.
+        size, wanted = _total([file for file in missing if not self.cache.has(name.repo, file)]), _total(files)
         about = f"{name} ({commit[:12]}): {len(files)} files, {gigabytes(wanted)}"
         self._say(f"{about}, of which {gigabytes(size)} are to be downloaded to {self.cache.folder}")
         if (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:

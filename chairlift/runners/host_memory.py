@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+_OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_NO_LIMIT = 2**62
+
 
 def host_available_bytes() -> int:
     """Memory that can still be had without pushing anything out, in bytes."""
@@ -20,13 +23,24 @@ def _host_bytes() -> int:
 
 
 def _cgroup_bytes() -> int:
-    """What a container's limit leaves (cgroup v2); without a limit, more than any machine has."""
-    root = Path("/sys/fs/cgroup")
+    """What the limits of a container or a service leave (cgroup v2); without any, more than any machine has."""
     try:
-        limit, used = (int((root / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):
-        return 2**62
-    return max(limit - used, 0)
+        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return _NO_LIMIT
+    group = _GROUPS / own.strip().lstrip("/")
+    return min(map(_left, (group, *group.parents)))
+
+
+def _left(group: Path) -> int:
+    """What a group's own limit leaves. The files that the kernel still has in memory make room when it is wanted."""
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(stat["active_file"]) + int(stat["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return _NO_LIMIT
+    return max(limit - max(used - cached, 0), 0)
 
 
 def _kilobytes(path: Path, name: str) -> int:

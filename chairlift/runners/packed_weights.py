@@ -73,7 +73,9 @@ class PackedWeights:
         scales, packed = self._floats(f"{base}.scales", 2), self._words(f"{base}.qweight")
         self._same(f"{base}.qweight", (packed.shape[1], packed.shape[0] * _WORD // bits), shape)
         numbers = _unpacked(packed.T, bits).T
-        zeros = _unpacked(self._words(f"{base}.qzeros"), bits) + self._packing.zero_offset
+        # Whoever made them less took as much from whole words: what was 0 has borrowed from the number above it.
+        ones = sum(1 << shift for shift in range(0, _WORD, bits))
+        zeros = _unpacked(self._words(f"{base}.qzeros") + self._packing.zero_offset * ones, bits)
         groups = self._groups(f"{base}.g_idx", ins, len(scales))
         self._same(f"{base}.scales", scales.shape, (len(scales), outs))
         self._same(f"{base}.qzeros", zeros.shape, (len(scales), outs))

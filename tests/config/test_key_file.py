@@ -159,3 +159,16 @@ def test_what_is_empty_opens_nothing(name: str, tmp_path: Path) -> None:
         ServerConfig(**given)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"{name} must not be empty; leave it out"):
         load({"model": "os:Class"} | given, {}, tmp_path, "")
+
+
+@pytest.mark.parametrize("name", ["api_key", "api_keys", "tls_cert", "tls_key", "tls_ca"])
+def test_an_empty_variable_opens_nothing(name: str, tmp_path: Path) -> None:
+    variable = f"CHAIRLIFT_{name.upper()}"
+    with pytest.raises(ConfigError, match=f"{variable} is empty, which would open"):
+        load({"model": "os:Class"}, {variable: ""}, tmp_path, "")
+    assert load({"model": "os:Class"}, {"CHAIRLIFT_HOST": ""}, tmp_path, "").server.host == "127.0.0.1"
+
+
+def test_a_key_that_no_client_can_send_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="white space around it"):
+        load({"model": "os:Class"}, {"CHAIRLIFT_API_KEY": "secret\n"}, tmp_path, "")

@@ -235,7 +235,8 @@ def test_sigterm_drains(model: Path) -> None:
     with serving(model, *WITH_GRPC) as server, ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.complete, max_tokens=400, ignore_eos=True)
         _until(lambda: server.metric("requests_running") == 1)
-        server.process.send_signal(signal.SIGTERM)
+        # To all of its group, as a shell's `kill %1` and `timeout` do.
+        os.killpg(server.process.pid, signal.SIGTERM)
         with httpx.Client(base_url=server.url) as other:
             _until(lambda: other.get("/health/ready").status_code == 503 or running.done())
             assert other.post("/v1/completions", json={"prompt": "late"}).status_code == 503

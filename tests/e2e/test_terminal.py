@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +130,18 @@ def test_a_folder_is_served_for_as_long_as_the_talk_lasts() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{PARIS}\n"), ended.stderr
     wrong = subprocess.run([*command[:4], "nowhere"], capture_output=True, text=True, timeout=100)
     assert (wrong.returncode, "neither a URL nor a folder" in wrong.stderr) == (1, True)
+
+
+def test_a_gguf_file_can_be_talked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def server_of(model: str) -> Iterator[Any]:
+        yield SimpleNamespace(url=f"server of {model}")
+
+    monkeypatch.setattr(terminal, "own_server", server_of)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with terminal._served(str(file)) as url:
+        assert url == f"server of {file}"
 
 
 @pytest.fixture

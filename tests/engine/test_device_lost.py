@@ -18,6 +18,15 @@ from chairlift.runners.decoder.runner import DecoderRunner
 OWN: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)
 
 
+class Wordless(RuntimeError):
+    def __str__(self) -> str:
+        raise TypeError("an error without a text")
+
+
+def test_an_error_whose_text_cannot_be_had_is_not_the_device_s() -> None:
+    assert not is_device_lost(Wordless())
+
+
 @pytest.mark.parametrize(
     ("error", "lost"),
     [

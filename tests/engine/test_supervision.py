@@ -172,6 +172,8 @@ def test_why_a_model_could_not_be_loaded_is_said_in_a_line() -> None:
     assert failure_of(RuntimeError(many)) == (f"out of memory: RuntimeError: {many.splitlines()[0]}", False)
     assert failure_of(MemoryError()) == ("out of memory: MemoryError", False)
     assert len(failure_of(ValueError("x" * 10_000))[0]) < 400
+    # As Python reads the name of a file that is no UTF-8.
+    assert failure_of(ConfigError("shard \udcff is missing")) == (r"shard \udcff is missing", True)
 
 
 # Real workers, some of them made to fail: SABOTAGE is run in each before anything else

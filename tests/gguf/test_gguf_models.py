@@ -20,7 +20,7 @@ from chairlift.cli import main as cli
 from chairlift.config.settings import load
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
-from chairlift.gguf import side_folder
+from chairlift.gguf import model_config, side_folder
 from chairlift.gguf.gguf_tensors import READ, GgufTensors
 from chairlift.gguf.part_names import part_name
 from chairlift.gguf.side_folder import folder_of
@@ -227,6 +227,14 @@ def test_a_pickled_folder_is_refused_with_what_converts_it(tmp_path: Path) -> No
     (folder / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(UnsupportedModel, match=r"may run code .* convert it: python -c"):
         make_runner(folder)
+
+
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_alone_scales_positions_linearly(name: str) -> None:
+    """As llama.cpp reads older files."""
+    told = {name: 4.0, "context_length": 64}
+    assert model_config._rotation(told, "llama.", 32, {}) == {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    assert model_config._rotation(told | {name: 0.0}, "llama.", 32, {}) == {}
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,26 @@ def test_what_is_beside_the_tokenizer() -> None:
     assert made(told | {"tokenizer.ggml.pre": "qwen2"}).encode("a").ids[0] != 0
 
 
+def test_what_ends_a_turn_is_found_by_its_text_too() -> None:
+    """As Phi 3's files have it: one end is named, and the others are words of a user's."""
+    told = metadata_of(trained("llama-bpe"), "llama-bpe")
+    more = ["<|user|>", "<|endoftext|>", "<end_of_turn>", "<think>"]
+    first = len(told["tokenizer.ggml.tokens"])
+    told["tokenizer.ggml.tokens"] += more
+    told["tokenizer.ggml.token_type"] = [4 if kind == 3 else 1 for kind in told["tokenizer.ggml.token_type"]]
+    told["tokenizer.ggml.token_type"] += [4, 4, 1, 4]
+    told["tokenizer.ggml.eos_token_id"] = first + 1
+    files = tokenizer_files(told, "m.gguf")
+    assert files["generation_config.json"]["eos_token_id"] == [SPECIAL.index("<|end|>"), first + 1, first + 2]
+    special = {each["content"] for each in files["tokenizer.json"]["added_tokens"] if each["special"]}
+    assert special == {"<|end|>", *more[:3]}
+    found = made(told)
+    assert found.encode("a<end_of_turn>", add_special_tokens=False).ids[-1] == first + 2
+    # Harmony's parts of answers end by what ends others' turns.
+    told["tokenizer.ggml.tokens"][-3:] = ["<|return|>", "<|call|>", "<|message|>"]
+    assert tokenizer_files(told, "m.gguf")["generation_config.json"]["eos_token_id"] == [first + 1, first + 2]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

@@ -46,6 +46,7 @@ def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_p
     for path, problem in (
         (tmp_path, "has no config.json"),
         (tmp_path / "none", "no name of the Hub"),
+        ("someone/files:model-q4_k_m.gguf", "`chairlift pull someone/files:model-q4_k_m.gguf`, and check that"),
     ):
         assert main(["check", str(path)]) == 1
         assert problem in "".join(capsys.readouterr())

@@ -117,6 +117,48 @@ def test_a_newer_commit_is_downloaded_and_an_old_one_asked_for_by_name(hub: Fake
     assert client.fetch(NAME._replace(revision=repo.commit)).path == new.path
 
 
+def test_what_a_newer_commit_has_in_common_takes_no_room(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, lines = said()
+    client.fetch(NAME)
+    downloads = list(hub.downloads)
+    repo.commit = "f" * 40
+    monkeypatch.setattr(download, "free_bytes", lambda folder: 2**28 + 1000)
+    assert client.fetch(NAME).commit == repo.commit
+    assert hub.downloads == downloads
+    assert "of which 0 bytes are to be downloaded" in lines[-1]
+
+
+def test_where_a_newer_commit_does_not_come_the_one_that_is_here_is_served(hub: FakeHub, repo: FakeRepo) -> None:
+    client, lines = said()
+    old = client.fetch(NAME)
+    repo.commit, repo.files["model.safetensors"] = "f" * 40, repo.files["model.safetensors"] + b"more"
+    repo.breaks = Counter({"model.safetensors": 10_000})
+    assert client.fetch(NAME) == old
+    assert "did not come whole" in lines[-1]
+    assert "what was downloaded before is served" in lines[-1]
+
+
+def test_of_downloads_that_are_killed_one_file_is_left_and_no_more(hub: FakeHub, repo: FakeRepo) -> None:
+    client, _ = said()
+    tried: list[Path] = []
+
+    def write(path: Path) -> None:
+        assert not path.exists()
+        path.write_bytes(b"half")
+        os.link(path, path.with_name("as a killed process leaves it"))
+        tried.append(path)
+        raise ConnectionError
+
+    file = HubFile("model.safetensors", 100, "a" * 64, None)
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            client.cache.put(NAME.repo, "f" * 40, file, write)
+        os.replace(tried[0].with_name("as a killed process leaves it"), tried[0])
+    assert tried[0] == tried[1]
+
+
 def test_without_the_hub_what_is_here_whole_is_served(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = said()
     with monkeypatch.context() as patch:
@@ -397,6 +439,19 @@ def test_models_are_pulled_listed_and_removed(hub: FakeHub, capsys: pytest.Captu
     assert "org/demo: " in capsys.readouterr().out
     assert Hub().cache.all() == []
     assert not list(Path(constants.HF_HUB_CACHE).glob("models--*"))
+
+
+def test_a_model_on_another_disk_is_removed_there(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, elsewhere = Path(constants.HF_HUB_CACHE) / "models--org--demo", tmp_path / "other disk"
+    said()[0].fetch(NAME)
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    assert main(["remove", "org/demo"]) == 0
+    assert "freed" in capsys.readouterr().out
+    assert not elsewhere.exists()
+    assert not folder.is_symlink()
 
 
 def test_a_note_that_is_none_is_no_model(hub: FakeHub) -> None:

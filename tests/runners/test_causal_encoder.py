@@ -93,6 +93,14 @@ def test_a_language_models_folder_embeds_by_its_last_token(variant: str) -> None
     np.testing.assert_allclose(vectors(runner, TEXTS), states, atol=1e-4 * np.abs(states).max())
 
 
+@needs_native
+@pytest.mark.parametrize("variant", ["gpt2", "gpt_neox", "opt"])
+def test_what_the_last_norm_adds_is_there_in_a_fused_pass_too(variant: str) -> None:
+    """In float32 no pass is fused."""
+    wanted = vectors(load(model_folder(variant), ops="native"), TEXTS)
+    assert cosine(vectors(load(model_folder(variant), ops="native", dtype="bfloat16"), TEXTS), wanted).min() >= 0.999
+
+
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean", "max"])
 def test_a_batch_of_many_passes(pooling: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = sentence_folder(tmp_path / "model", encoder_folder("qwen3"), [("Pooling", {"pooling_mode": pooling})])

@@ -18,6 +18,8 @@ from support.packers import LAYOUTS
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.packing import parse_packing
 from chairlift.runners.decoder.config import read_config
+from chairlift.runners.encoder.runner import EncoderRunner
+from chairlift.runners.items import Encoding
 from chairlift.runners.weights import Weights
 
 FEW, MANY = 40, 2000
@@ -70,6 +72,16 @@ def test_a_model_is_that_of_the_numbers(layout: str) -> None:
     packed, plain = (make_runner(folder, ops="native") for folder in folders(layout))
     for found, wanted in zip(*(all_logits(each, list(prompts().values())) for each in (packed, plain)), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq", "compressed", "fp8"])
+def test_a_packed_decoder_embeds_as_its_numbers_do(layout: str) -> None:
+    found = []
+    for folder in folders(layout):
+        runner = EncoderRunner(str(folder), dtype="float32", num_threads=1)
+        runner.load()
+        found.append(runner.run([Encoding([5, 6, 7])])[0])
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(("layout", "variant"), WITH_EXPERTS)

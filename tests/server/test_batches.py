@@ -5,8 +5,10 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,22 @@ from support.batch_harness import FUNCTION, Client, check_doubled, doubling, fil
 from support.items_harness import Listening, LocalDispatcher, embedder, function, listening, reranker
 
 from chairlift.errors import StorageFull, StoreBusy
-from chairlift.jobs.store import Store
+from chairlift.jobs.store import Store, StoredFile
 from chairlift.server.batches import batch_run, file_routes
 from chairlift.server.batches.data_folder import Folder
+from chairlift.server.batches.record import about
+from chairlift.server.models.item_service import ItemService
 
 
 class Api(Client):
     """A server and its client; `dispatcher` is that of the function, which can be held."""
 
-    def __init__(self, server: Listening, functions: LocalDispatcher, key: str | None = None) -> None:
+    def __init__(
+        self, server: Listening, functions: LocalDispatcher, services: Sequence[ItemService], key: str | None = None
+    ) -> None:
         super().__init__(server.url, key)
         self.dispatcher = functions
+        self.services = services
         self.folder = Path(server.config.data_dir)
 
 
@@ -34,7 +41,7 @@ def serving(folder: Path, held: bool = False, **settings: Any) -> Iterator[Api]:
     functions.held = held
     models = (service, embedder()[0], reranker()[0])
     with listening(*models, data_dir=str(folder), **settings) as server:
-        yield Api(server, functions, settings.get("api_key"))
+        yield Api(server, functions, models, settings.get("api_key"))
 
 
 @pytest.fixture
@@ -203,6 +210,31 @@ def test_too_many_lines(start: Callable[..., Api]) -> None:
     (found,) = api.run(doubling(301))["errors"]["data"]
     assert (found["code"], found["line"]) == ("too_many_lines", 301)
     assert "max_batch_lines" in found["message"]
+    (found,) = api.run(b"\n" * 301)["errors"]["data"]
+    assert (found["code"], found["line"]) == ("too_many_lines", 301)
+    assert "more blank lines" in found["message"]
+
+
+def test_what_is_wrong_with_a_batch_is_told_in_few_words_however_long_its_names_are(api: Api) -> None:
+    names = [line(f"c{i}", {"model": ("x" if i else "y") * 20_000}, "/v1/embeddings") for i in range(30)]
+    for lines, endpoint in (
+        (names, "/v1/embeddings"),
+        ([line("url", {}, "/" + "u" * 20_000)], FUNCTION),
+        ([line("more", {}, **{"m" * 20_000: 1})], FUNCTION),
+    ):
+        found = api.run(lines, endpoint)["errors"]["data"]
+        assert max(len(json.dumps(each)) for each in found) < 2500
+
+
+def test_a_new_batch_does_not_wait_for_a_model_that_has_failed(api: Api) -> None:
+    lines = [line("a", {"model": "embedder"}, "/v1/embeddings")]
+    assert api.run(lines, "/v1/embeddings")["status"] == "completed"
+    for service in api.services:
+        service.state, service.failure = "failed", "no memory"
+    for given, endpoint in ((lines, "/v1/embeddings"), (doubling(1), FUNCTION)):
+        (found,) = api.run(given, endpoint)["errors"]["data"]
+        assert found["code"] == "model_failed"
+        assert "no memory" in found["message"]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +282,7 @@ def test_upload_refuses_by_name_and_leaves_nothing(start: Callable[..., Api]) ->
         "invalid_multipart": many,
         "unsupported_type": api.http.post("/files", json={"purpose": "batch"}),
         "missing_field": api.http.post("/files", data={}, files={"file": ("a", b"1")}),
+        "name_too_long": api.upload(b"x", "n" * 256),
         "body_too_large": api.upload(b"x", purpose="p" * 100_000),
         "cross_origin": api.http.post("/files", files={"file": b"1"}, headers={"Origin": "http://example.com"}),
     }
@@ -443,6 +476,47 @@ def test_files_expire(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     _gone(api, needed["id"])
     _gone(api, over["output_file_id"])
     assert files_in(api.folder) == set()
+
+
+def test_what_batches_need_is_looked_up_once_a_pass(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.dispatcher.held = True
+    api.wait(api.begin(doubling(3))["id"], lambda batch: batch["status"] == "in_progress")
+    looked: list[str] = []
+
+    def look(run: batch_run.BatchRun) -> str:
+        looked.append(run.job.id)
+        return about(run.job).input_file_id
+
+    monkeypatch.setattr(batch_run.BatchRun, "input_file_id", property(look))
+    life = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    for _ in range(10):
+        api.upload(b"x", **life)
+    assert 0 < len(looked) <= 12
+    api.dispatcher.held = False
+
+
+def test_a_file_that_is_just_being_deleted_is_not_there(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_id = api.upload(doubling(1)).json()["id"]
+    removed, looked = threading.Event(), threading.Event()
+    remove, holds = Folder._remove, Folder.holds
+
+    def remove_slowly(folder: Folder, file_id: str) -> None:
+        remove(folder, file_id)
+        removed.set()
+        assert looked.wait(20)
+
+    def look(folder: Folder, file: StoredFile) -> bool:
+        found = holds(folder, file)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Folder, "_remove", remove_slowly)
+    monkeypatch.setattr(Folder, "holds", look)
+    with ThreadPoolExecutor(1) as pool:
+        deletion = pool.submit(api.http.delete, f"/files/{file_id}")
+        assert removed.wait(20)
+        assert api.http.get(f"/files/{file_id}/content").status_code == 404
+        assert deletion.result().status_code == 200
 
 
 def _gone(api: Api, file_id: str) -> None:

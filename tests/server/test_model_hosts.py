@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.items_harness import function
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.server import ServerConfig
@@ -124,3 +125,40 @@ def test_a_front_that_does_not_hear_its_workers_is_not_alive(
     monkeypatch.setattr(Supervisor, task, stuck)
     monkeypatch.setattr(supervisor, "DEAF_S", 0.6)
     hosting(monkeypatch, body)
+
+
+def test_an_unload_goes_on_when_whoever_asked_for_it_is_gone() -> None:
+    """A client of gRPC that hangs up, say, ends the call that it made."""
+
+    async def main() -> None:
+        go, gone = asyncio.Event(), []
+
+        class Slow:
+            def available(self) -> list[str]:
+                return ["function"]
+
+            def problem(self) -> None:
+                return None
+
+            async def load(self, name: str, changes: Any) -> list[Any]:
+                raise NotImplementedError
+
+            async def unload(self, model: Any) -> None:
+                await go.wait()
+                gone.append(model)
+
+        service, _ = function()
+        models = Models([service], Slow())
+        asking = asyncio.create_task(models.unload("function"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert models.all() == []
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        go.set()
+        while not gone:
+            await asyncio.sleep(0)
+        assert gone == [service]
+
+    asyncio.run(asyncio.wait_for(main(), 10))

@@ -567,6 +567,11 @@ def test_a_batchs_lines_are_not_kept_and_not_put_in_the_background() -> None:
         assert usage.prompt_tokens_details is not None
         assert usage.prompt_tokens_details.cached_tokens == 3
         assert (await line.post("/v1/responses", b'{"input": "hi", "background": true}')).status == 400
+        # Nor are those of `chairlift run`, of which nobody can ask later.
+        line = AppClient(front.app)
+        made = json.loads((await line.post("/v1/responses", b'{"input": "hi"}')).body)
+        assert (made["store"], (await get(front, made["id"])).status) == (False, 404)
+        assert (await line.post("/v1/responses", b'{"input": "hi", "background": true}')).status == 400
 
     run(go)
 

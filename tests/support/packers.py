@@ -32,10 +32,10 @@ def words(numbers: Numbers, bits: int, order: tuple[int, ...] | None = None) -> 
 
 
 def _drawn(rng: np.random.Generator, outs: int, ins: int, bits: int, group: int) -> tuple[Numbers, Numbers, Any]:
-    """Numbers [in, out], zero points [groups, out] of at least one, and scales [groups, out]."""
+    """Numbers [in, out], zero points [groups, out], and scales [groups, out]."""
     groups = ins // group
     numbers = rng.integers(0, 2**bits, (ins, outs))
-    zeros = rng.integers(1, 2**bits, (groups, outs))
+    zeros = rng.integers(0, 2**bits, (groups, outs))
     return numbers, zeros, rng.uniform(0.01, 0.1, (groups, outs)).astype(np.float16)
 
 
@@ -51,14 +51,14 @@ def _ints(array: Any) -> Tensor:
 def gptq(
     rng: np.random.Generator, outs: int, ins: int, bits: int = 4, group: int = 32, less: int = 1, ordered: bool = False
 ) -> PackedProjection:
-    """As GPTQModel: zero points less one in its first version, inputs in any order with `ordered`."""
+    """As GPTQModel: words of zero points less one each in its first version, inputs in any order with `ordered`."""
     numbers, zeros, scales = _drawn(rng, outs, ins, bits, group)
     of_group = np.arange(ins) // group
     if ordered:
         of_group = rng.permutation(of_group)
     tensors = {
         "qweight": _ints(words(numbers.T, bits).T),
-        "qzeros": _ints(words(zeros - less, bits)),
+        "qzeros": _ints(words(zeros, bits) - np.int32(less * sum(1 << place for place in range(0, 32, bits)))),
         "scales": _ints(scales),
         "g_idx": _ints(of_group.astype(np.int32)),
     }

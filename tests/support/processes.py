@@ -39,6 +39,7 @@ class ServerProcess:
             cwd=tempfile.gettempdir(),
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ},
             preexec_fn=end_with_tests,
+            process_group=0,
         )
         assert self.process.stdout is not None
         self.lines: list[str] = []

@@ -39,7 +39,7 @@ from chairlift.errors import BadItem, InvalidRequest
 from chairlift.logs import start_logging
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
-from chairlift.runners.out_of_memory import as_utf8, is_out_of_memory, one_line, text_of
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line, text_of
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def _unsendable(values: dict[int, Any], what: str) -> dict[int, str]:
 
 def main(address: str, config_json: str) -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it has a process group of its own Ctrl-C reaches it, too
     start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     config = msgspec.json.decode(config_json, type=ItemConfig)
     # Only a user's own code may start processes.
@@ -204,9 +204,7 @@ def main(address: str, config_json: str) -> int:
         info = _load(runner, config)
     except (Exception, SystemExit) as error:
         log.debug("the model can't be loaded", exc_info=True)
-        failed = load_failed(error)
-        failed.message = as_utf8(failed.message)
-        socket.send(msgspec.msgpack.encode(failed))
+        socket.send(msgspec.msgpack.encode(load_failed(error)))
         socket.close()
         context.term()
         return 1

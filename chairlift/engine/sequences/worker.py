@@ -221,7 +221,7 @@ class SequenceWorker:
 
 def main(address: str, config_json: str, turns: str = "") -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it has a process group of its own Ctrl-C reaches it, too
     start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     line = Lifeline()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()

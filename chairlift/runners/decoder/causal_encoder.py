@@ -31,7 +31,7 @@ class CausalEncoder:
         # At worst all texts of a pass are single tokens, and each has a block of its own.
         num_blocks = max(-(-max_tokens // _BLOCK), self._pass_tokens)
         decoder.allocate(num_blocks, _BLOCK, max_tokens, one_layer=True)
-        self._hidden: Forward = decoder.fused or decoder.forward
+        self._hidden: Forward = decoder.forward
         self.nbytes = decoder.weight_bytes
 
     def __call__(self, texts: Texts, output: Output) -> Tensor:

@@ -9,6 +9,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
+from chairlift.folders.packing import Packing
 from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
 from chairlift.runners.decoder.causal_encoder import CausalEncoder
@@ -28,8 +29,9 @@ class Backbone:
 
     `pooling` is for embeddings where the folder does not say, `head_pooling` what a classification head wants.
     `type_vocab_size` is 0 where there are no type ids, and `max_tokens` follows from the positions. A head does not see
-    tokens of id `padding` at a text's end. `read(weights, ops, max_tokens, num_labels)` reads no head where there are
-    no labels, and raises UnsupportedModel naming a missing, unexpected or misshapen tensor, as `read_mask_head` does.
+    tokens of id `padding` at a text's end, and projections may be packed by `packing`. `read(weights, ops, max_tokens,
+    num_labels)` reads no head where there are no labels, and raises UnsupportedModel naming a missing, unexpected or
+    misshapen tensor, as `read_mask_head` does.
     """
 
     vocab_size: int
@@ -40,6 +42,7 @@ class Backbone:
     pooling: str
     head_pooling: str
     padding: int | None
+    packing: Packing | None
     read: Callable[[Weights, Ops, int, int], LoadedBackbone]
     read_mask_head: Callable[[Weights], list[Projected]] | None
 
@@ -68,6 +71,7 @@ def _of_encoder(config: EncoderConfig) -> Backbone:
         pooling="mean",
         head_pooling=config.raw.get("classifier_pooling", "cls"),
         padding=None,
+        packing=None,
         read=read,
         read_mask_head=lambda weights: EncoderReader(config, weights).read_mask_head(),
     )
@@ -93,6 +97,7 @@ def _of_decoder(config: DecoderConfig, raw: dict[str, Any]) -> Backbone:
         pooling="lasttoken",
         head_pooling="lasttoken",
         padding=padding,
+        packing=config.packing,
         read=read,
         read_mask_head=None,
     )

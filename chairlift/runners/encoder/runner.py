@@ -71,7 +71,7 @@ class EncoderRunner:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         ops = select_ops(self._ops, device, dtype, backbone.head_dim, self._quantization)
-        with Weights(self._model, dtype, device) as weights:
+        with Weights(self._model, dtype, device, backbone.packing) as weights:
             self.forward, self._stages = backbone.read(weights, ops, max_tokens, len(labels))
             if files.poolings == (SPLADE,) and not labels:
                 if backbone.read_mask_head is None:

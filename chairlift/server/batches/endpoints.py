@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from starlette.routing import compile_path
 
 from chairlift.errors import Unavailable
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, without_folders
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.models.registry import Models, ModelService
 from chairlift.server.oip.metadata import tensor_model
@@ -63,3 +63,10 @@ class BatchEndpoint:
             return self._models.item_model(given, self._row.tasks, _ROUTE)
         except Unavailable:
             return None
+
+    def failure(self, given: str | None) -> str | None:
+        """Why no model that may be meant will answer any more; None if one does, or may yet."""
+        name = self._name or given
+        meant = self._models.all() if name is None else [self._models.find(name)]
+        failures = [each.failure or "it failed" for each in meant if each is not None and each.state == "failed"]
+        return without_folders(failures[0]) if failures and len(failures) == len(meant) else None

@@ -23,6 +23,8 @@ _FILE = "file"
 _MAX_AROUND = 64 * 1024
 # RFC 2046.
 _MAX_BOUNDARY = 70
+# As long as file systems have them: lists tell all names.
+_MAX_NAME = 255
 _WRITE_BYTES = 2**20
 # How much of an upload that is refused at its head is read, so that a client that only listens when it has sent all of
 # a small one sees why.
@@ -185,6 +187,9 @@ class Upload:
             raise ApiError(400, f"the field {name!r} is there twice", name, "invalid_multipart")
         if name == _FILE:
             self.filename = options.get(b"filename", b"").decode("utf-8", "replace")
+            if len(self.filename) > _MAX_NAME:
+                problem = f"the file's name has {len(self.filename)} characters, more than {_MAX_NAME}"
+                raise ApiError(400, problem, "file", "name_too_long")
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == _FILE:

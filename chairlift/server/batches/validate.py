@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from chairlift.errors import InvalidRequest
+from chairlift.errors import InvalidRequest, clip
 from chairlift.jobs.lines import JsonLines, Line, parse_batch_line
 from chairlift.server.batches.endpoints import BatchEndpoint
 from chairlift.server.batches.record import Problem
 from chairlift.server.http.api_errors import ApiError, as_api_error
 
 MAX_PROBLEMS = 100
+# A batch's record tells what is wrong with so many lines, whatever these have for names.
+_NAME_CHARS, _PARAM_CHARS = 100, 200
 
 # So few at a time that live requests hardly notice.
 _WINDOW_LINES = 256
@@ -40,9 +42,12 @@ class Validation:
         self._path, self._endpoint, self._max_lines = path, endpoint, max_lines
         self._seen: dict[bytes, int] = {}
         self._first: int | None = None
+        self._blank = 0
 
     async def run(self, ending: asyncio.Event) -> bool:
         """Go through all of it, unless told to end; whether it came to an end. Raises JobError if it can't be read."""
+        if not self._endpoint.bodies_name_models:
+            self._check_failure(None, None)
         reader = await asyncio.to_thread(JsonLines, self._path, parse_batch_line)
         try:
             while not ending.is_set():
@@ -58,13 +63,16 @@ class Validation:
     def _check_window(self, window: list[Line]) -> bool:
         """Check some lines; False if no more are wanted."""
         for line in window:
-            if line.blank:
-                continue
-            self.lines += 1
-            if self.lines > self._max_lines:
-                message = f"the input has more lines than the limit of {self._max_lines} (max_batch_lines)"
+            self.lines += not line.blank
+            self._blank += line.blank
+            # Blank ones take time, too.
+            if max(self.lines, self._blank) > self._max_lines:
+                blank = "blank " if self._blank > self._max_lines else ""
+                message = f"the input has more {blank}lines than the limit of {self._max_lines} (max_batch_lines)"
                 self._add("too_many_lines", message, line.number, None)
                 return False
+            if line.blank:
+                continue
             self._check(line)
             if len(self.problems) == MAX_PROBLEMS:
                 return False
@@ -79,7 +87,8 @@ class Validation:
             message = f"lines {earlier} and {line.number} have the same custom_id {line.custom_id.decode()[:100]}"
             self._add("duplicate_custom_id", message, line.number, "custom_id")
         elif line.url != self._endpoint.path:
-            message = f"line {line.number}: url is {line.url!r}, and the batch is for {self._endpoint.path!r}"
+            url = clip(line.url, _NAME_CHARS)
+            message = f"line {line.number}: url is {url!r}, and the batch is for {self._endpoint.path!r}"
             self._add("mismatched_url", message, line.number, "url")
         elif self._endpoint.bodies_name_models:
             self._check_model(line)
@@ -104,10 +113,17 @@ class Validation:
         except (ApiError, InvalidRequest) as error:
             body = as_api_error(error).body
             self._add(body.code or "invalid_model", f"line {number}: {body.message}", number, "body.model")
+        else:
+            self._check_failure(model, number)
+
+    def _check_failure(self, model: str | None, number: int | None) -> None:
+        """A new batch does not wait for a model that has failed; one that had begun may, for the next server's."""
+        if (failure := self._endpoint.failure(model)) is not None:
+            self._add("model_failed", f"the model can't be served: {failure}", number, None)
 
     def _add(self, code: str, message: str, line: int | None, param: str | None) -> None:
-        self.problems.append(Problem(code, message, line, param))
+        self.problems.append(Problem(code, clip(message), line, param and clip(param, _PARAM_CHARS)))
 
 
 def _quoted(model: str | None) -> str:
-    return "no model" if model is None else f"model {model!r}"
+    return "no model" if model is None else f"model {clip(model, _NAME_CHARS)!r}"

@@ -63,6 +63,7 @@ class Models:
         self._loader = loader
         self._aliases = aliases
         self._changing = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
         for model in models:
             self.add(model)
 
@@ -167,16 +168,26 @@ class Models:
             before = dict(self._models.get(name, {}))
             for model in await loader.load(name, changes):
                 self.add(model)
-            for model in before.values():
-                await loader.unload(model)
+            await self._retire(loader, before.values())
 
     async def unload(self, name: str) -> None:
         """Take all versions of a model out of service, if it is in; what they have begun is finished."""
         name = self._aliases.get(name, name)
         loader = self._need_loader(name)
         async with self._changing:
-            for model in self._models.pop(name, {}).values():
+            await self._retire(loader, self._models.pop(name, {}).values())
+
+    async def _retire(self, loader: Loader, models: Iterable[ModelService]) -> None:
+        """Unload what nobody can ask for any more, to the end, even if whoever wanted that does not wait for it."""
+
+        async def unload() -> None:
+            for model in models:
                 await loader.unload(model)
+
+        task = asyncio.create_task(unload(), name="unload")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        await asyncio.shield(task)
 
     def _need_loader(self, name: str) -> Loader:
         if self._loader is None:

@@ -15,7 +15,6 @@ from chairlift.core.sequences.request import SamplingParams, StructuredOutputsPa
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
-    BACKGROUND,
     PartStream,
     Terms,
     as_json,
@@ -23,6 +22,7 @@ from chairlift.server.http.exchange import (
     new_id,
     off_loop,
     read_body,
+    stays,
     terms_of,
 )
 from chairlift.server.http.paging import page_limit, query_of
@@ -106,7 +106,7 @@ async def create_response(request: Request) -> Response:
             stack.enter_context(store.place(tenant))
         (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
         # What a batch's lines get is in the batch's file, and would only drive out what somebody may ask for.
-        kept = store.keeps and body.store is not False and BACKGROUND not in request.scope
+        kept = store.keeps and body.store is not False and not stays(request.receive)
         about = _about(body, params, ask.tools, service, request_id, kept)
         new = NewResponse(service, sample, opened, about, ask.items, store, tenant)
         if body.background:
@@ -126,8 +126,8 @@ def _terms(request: Request, body: ResponseBody, store: ResponseStore) -> Terms:
     terms = terms_of(request.scope, body.priority)
     if not body.background:
         return terms
-    if BACKGROUND in request.scope:
-        raise InvalidRequest("background is not for a batch's lines, which are in the background already", "background")
+    if stays(request.receive):
+        raise InvalidRequest("background is not for a batch's lines, which nobody waits for anyway", "background")
     if not store.keeps:
         message = "background needs responses to be kept, and this server keeps none (max_stored_responses)"
         raise InvalidRequest(message, "background")
