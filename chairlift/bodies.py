@@ -11,10 +11,13 @@ from chairlift.errors import InvalidRequest
 
 T = TypeVar("T")
 
-_UNKNOWN = "unknown field"
+_UNKNOWN, _FLOAT = "unknown field", "got `float`"
 # As `is_neutral` has it.
 _NEUTRAL = re.compile(rb'null|false|""|\[\s*\]|\{\s*\}')
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# Whole ones are integers to clients whose language has only floats. What is longer would not be exact.
+_DECIMAL = re.compile(rb"-?\d{1,16}(?:\.\d{1,16})?(?:[eE]\+?\d)?")
+_MOST_EXACT = 2**53
 
 # Levels of lists and objects: what is nested deeper is nobody's honest request, and breaks other programs' readers.
 MAX_DEPTH = 64
@@ -36,10 +39,10 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]", what: str = "the bod
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
-        without = _without_neutral(body, decoder) if _UNKNOWN in str(error) else None
-        if without is None:
+        mended = _mended(body, decoder, str(error))
+        if mended is None:
             raise _describe(str(error), known=_fields_of(decoder), what=what) from None
-        return decode(without, decoder, what)
+        return decode(mended, decoder, what)
     except RecursionError:
         raise _too_deep(what) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -84,17 +87,30 @@ def check_integers(raw: bytes, field: str) -> None:
             raise InvalidRequest(f"{field} has an integer beyond 64 bits", field)
 
 
-def _without_neutral(body: bytes, decoder: "msgspec.json.Decoder[T]") -> bytes | None:
-    """The body without the fields that are unknown and ask for nothing, if it has any."""
+def _mended(body: bytes, decoder: "msgspec.json.Decoder[T]", problem: str) -> bytes | None:
+    """The body without what is no harm, if that may be the problem and it has any.
+
+    No harm are fields that are unknown and ask for nothing, and whole numbers that are written as floats, `2.0`.
+    """
     known = set(_fields_of(decoder))
-    if not known:
+    if not known or not (_UNKNOWN in problem or _FLOAT in problem):
         return None
     try:
         given = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     kept = {name: raw for name, raw in given.items() if name in known or not _NEUTRAL.fullmatch(raw)}
-    return msgspec.json.encode(kept) if len(kept) < len(given) else None
+    if _FLOAT in problem:
+        kept = {name: _as_integer(raw) or raw for name, raw in kept.items()}
+    return msgspec.json.encode(kept) if kept != given else None
+
+
+def _as_integer(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """A whole number as an integer."""
+    if not _DECIMAL.fullmatch(raw):
+        return None
+    value = float(bytes(raw))
+    return msgspec.Raw(b"%d" % value) if value.is_integer() and abs(value) < _MOST_EXACT else None
 
 
 def _fields_of(decoder: "msgspec.json.Decoder[Any]") -> tuple[str, ...]:

@@ -10,7 +10,14 @@ from typing import Any
 from chairlift.config.foreign import hint
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, fan_out
+from chairlift.core.sequences.request import (
+    Request,
+    SamplingParams,
+    TokenLogprob,
+    Unservable,
+    fan_out,
+    possible_words,
+)
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
@@ -68,6 +75,7 @@ class LoadedModel:
         """
         text, ids = self.tokens(prompt)
         name = str(next(self._serial))
+        bad_words = self.tokenizer.word_ids(params.bad_words or ())
         wanted = params.structured_outputs
         grammar = None if wanted is None else grammar_of(wanted)
         try:
@@ -82,7 +90,7 @@ class LoadedModel:
                 priority=priority,
                 hold_updates=not streams and not params.stop_strings,
                 grammar=grammar,
-                bad_word_ids=self.tokenizer.word_ids(params.bad_words or ()),
+                bad_word_ids=possible_words(bad_words, self.engine.info.vocab_size),
             )
         except Unservable as error:
             raise InvalidRequest(str(error), error.field) from None

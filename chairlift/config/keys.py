@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ABOUT = {
     "requests_per_minute": "requests a minute",
     "tokens_per_minute": "tokens a minute, read and generated",
-    "requests_at_once": "requests under way at once, running and waiting",
+    "requests_at_once": "requests under way at once, running and waiting, each sample of each prompt for itself",
 }
 _Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 _Positive = Annotated[int, Meta(ge=1)]
@@ -39,7 +39,7 @@ class KeyEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a key opens, and its limits; None is no limit.
 
     `sha256` are the hashes of keys that are all alike, so that a new one can be handed out before the old one goes.
-    `priorities` are the lowest and the highest number that requests may bring.
+    `priorities` are the lowest and the highest number that requests may bring; without them none below 0.
     """
 
     sha256: Annotated[list[_Hash], Meta(min_length=1)]
@@ -119,7 +119,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for limit, about in _ABOUT.items():
         add.add_argument(f"--{limit.replace('_', '-')}", type=int, metavar="N", help=f"{about} (default: any)")
     add.add_argument(
-        "--priorities", type=int, nargs=2, metavar=("LOWEST", "HIGHEST"), help="of requests (default: any)"
+        "--priorities", type=int, nargs=2, metavar=("LOWEST", "HIGHEST"), help="of requests (default: 0 and above)"
     )
     commands.add_parser("new", help="print a key and its hash, to be put into the list of an entry by hand")
 

@@ -11,7 +11,10 @@ _ROUNDING = 1e-6
 
 
 class Allowance(msgspec.Struct, kw_only=True, frozen=True):
-    """Limits by name; None is no limit. `requests_at_once` counts those that run and those that wait."""
+    """Limits by name; None is no limit. `requests_at_once` counts those that run and those that wait.
+
+    A request of several sequences counts once for each of them.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -80,9 +83,8 @@ class Quota:
 
     def begin(self, now: float) -> Exceeded | None:
         """Count a request in, until `end`; or say which limit is in its way, and count nothing."""
-        at_once = self._allowance.requests_at_once
-        if at_once is not None and self.at_once >= at_once:
-            return Exceeded("requests_at_once", at_once, _ONE_ENDS_S)
+        if (exceeded := self.check_at_once(1)) is not None:
+            return exceeded
         if self._requests is not None and (wait := self._requests.wait(1, now)):
             return Exceeded("requests_per_minute", self._allowance.requests_per_minute or 0, wait)
         # Whoever has overdrawn need not send a whole prompt to hear of it.
@@ -93,8 +95,19 @@ class Quota:
             self._requests.take(1, now)
         return None
 
+    def check_at_once(self, number: int) -> Exceeded | None:
+        """Whether so many more may be under way. Nothing is counted."""
+        at_once = self._allowance.requests_at_once
+        if at_once is None or self.at_once + number <= at_once:
+            return None
+        return Exceeded("requests_at_once", at_once, _ONE_ENDS_S)
+
+    def add(self) -> None:
+        """Count one more that is under way, until `end`, whether there is room or not."""
+        self.at_once += 1
+
     def end(self) -> None:
-        """One that began is over."""
+        """One that began, or was added, is over."""
         self.at_once -= 1
 
     def check_tokens(self, number: int, now: float) -> Exceeded | None:

@@ -50,6 +50,19 @@ def test_requests_at_once_are_counted_until_they_end() -> None:
     assert quota.begin(0.0) is None
 
 
+def test_one_request_may_count_for_several_at_once() -> None:
+    quota = Quota(Allowance(requests_at_once=3), 0.0)
+    assert quota.begin(0.0) is None
+    assert quota.check_at_once(2) is None
+    assert quota.check_at_once(3) == Exceeded("requests_at_once", 3, pytest.approx(1.0))
+    quota.add()
+    quota.add()
+    assert quota.begin(0.0) is not None
+    quota.end()
+    assert quota.begin(0.0) is None
+    assert Quota(Allowance(), 0.0).check_at_once(10**9) is None
+
+
 def test_what_is_refused_counts_for_nothing() -> None:
     quota = Quota(Allowance(requests_per_minute=2, requests_at_once=1), 0.0)
     assert quota.begin(0.0) is None

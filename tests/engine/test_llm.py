@@ -105,6 +105,13 @@ def test_words_and_tokens_can_be_excluded(llm: LLM) -> None:
     assert (nothing.finish_reason, "no token is left" in str(nothing.stop_reason)) == ("invalid", True)
 
 
+def test_a_bad_word_for_which_the_model_has_no_token_is_no_harm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    beyond = llm.engine.info.vocab_size
+    monkeypatch.setattr(llm.tokenizer, "word_ids", lambda words: [[beyond], [1, beyond]])
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, bad_words=["x"])
+    assert len(llm.generate("a", params, use_tqdm=False)[0].outputs[0].token_ids) == 2
+
+
 def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 30, 4, 17) * 4]
     outputs = llm.generate([f"Number {i}" for i in range(20)], params, use_tqdm=False)

@@ -80,6 +80,19 @@ def test_where_others_hold_the_bytes_a_request_comes_too_soon(path: str, size: i
         until(lambda: server.buffered.held == 0)
 
 
+@pytest.mark.parametrize("cut", [0, 30, -5])
+def test_a_client_that_offers_http2_is_answered_and_its_bytes_are_counted(cut: int, model: Any) -> None:
+    body = b'{"instances": [21]}'
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    raw = head(PREDICT, len(body), JSON + offer) + body
+    with listening(model[0]) as server:
+        with connect(server) as client:
+            client.sendall(raw[:cut])
+            client.sendall(raw[cut:] + head(PREDICT, len(body), JSON + "Connection: close\r\n") + body)
+            assert read_all(client).count(b'{"predictions":[42]}') == 2
+        until(lambda: at_rest(server))
+
+
 def test_what_can_never_fit_is_too_large(model: Any) -> None:
     with listening(model[0], max_buffered_bytes=1000) as server, httpx.Client(base_url=server.url) as client:
         answer = client.post(PREDICT, json={"instances": ["a" * 2000]})

@@ -14,7 +14,11 @@ from support.key_files import bearer, key_of, write_keys
 from support.server_harness import Answer, FakeClient, Front
 
 from chairlift.config.keys import RIGHTS, hash_of
+from chairlift.core.finished import FinishReason
+from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.local_client import AppClient
 from chairlift.server.routes import ENDPOINTS
 
 
@@ -193,6 +197,77 @@ def test_requests_at_once_until_their_last_token(tmp_path: Path) -> None:
         await until_sent(it, 5)
         it.gone.set()
         await asyncio.gather(*last)
+
+    run(go)
+
+
+def test_every_sample_of_every_prompt_counts_among_the_requests_at_once(tmp_path: Path) -> None:
+    async def go() -> None:
+        it = front(tmp_path, FakeClient(manual=True), alice={"requests_at_once": 4})
+        (alice,) = it.keys.all()
+
+        async def until_left(number: int) -> None:
+            while alice.left()["requests_at_once"] != (number, 4):
+                await asyncio.sleep(0)
+
+        for body in ({"prompt": ["a", "b", "c"], "n": 2}, {"prompt": "a", "n": 1, "best_of": 6}):
+            never = await complete(it, bearer("alice"), **body)
+            assert (never.status, never.error["code"]) == (400, "requests_at_once")
+            assert "6 sequences" in never.error["message"]
+            assert "the 4 that this key may have at once" in never.error["message"]
+        calls = [asyncio.create_task(complete(it, bearer("alice"), prompt=["a", "b"]))]
+        await until_sent(it, 2)
+        later = await complete(it, bearer("alice"), prompt="a", n=3)
+        assert (later.status, later.error["code"]) == (429, "requests_at_once")
+        assert int(later.headers["retry-after"]) >= 1
+        calls.append(asyncio.create_task(complete(it, bearer("alice"), prompt="a", n=2, stream=True)))
+        await until_sent(it, 4)
+        assert (await complete(it, bearer("alice"), prompt="a")).status == 429
+        # A sample that has ended leaves its place, though its request goes on.
+        ended = it.client.streams[1]
+        ended.push(SequenceUpdate(ended.request.id, [70], FinishReason.LENGTH))
+        await until_left(1)
+        calls.append(asyncio.create_task(complete(it, bearer("alice"), prompt="a")))
+        await until_sent(it, 5)
+        it.gone.set()
+        assert [answer.status for answer in await asyncio.gather(*calls)] == [499] * 3
+        await until_left(4)
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_sequences_in_the_background_count_against_no_limit(tmp_path: Path) -> None:
+    async def go() -> None:
+        it = front(tmp_path, alice={"requests_at_once": 2})
+        (alice,) = it.keys.all()
+        lines = AppClient(it.app, background=True).of(alice)
+        answer = await lines.post("/v1/completions", b'{"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 1}')
+        assert answer.status == 200
+        assert alice.left()["requests_at_once"] == (2, 2)
+
+    run(go)
+
+
+def test_a_key_without_a_range_does_not_go_before_those_that_ask_for_nothing(tmp_path: Path) -> None:
+    async def go() -> None:
+        path = write_keys(tmp_path / "keys.toml", alice={})
+        it = Front(api_keys=str(path), api_key="master")
+        for priority in (-1, -(2**31)):
+            refused = await complete(it, bearer("alice"), prompt="hello", priority=priority)
+            assert (refused.status, refused.error["code"]) == (403, "priority_not_allowed")
+            assert "from 0 to 2147483647" in refused.error["message"]
+        assert it.keys.named("gone").check_priority(5) == 5
+        with pytest.raises(ApiError):
+            it.keys.named("gone").check_priority(-1)
+        master = {"authorization": "Bearer master"}
+        for who, headers, priority in (
+            (it, bearer("alice"), 2**31 - 1),
+            (it, master, -(2**31)),
+            (Front(), {}, -(2**31)),
+        ):
+            answer = await complete(who, headers, prompt="hello", priority=priority, max_tokens=1)
+            assert answer.status == 200, answer.body
+            assert who.client.requests[-1].priority == priority
 
     run(go)
 

@@ -227,7 +227,10 @@ def test_the_short_way_sends_what_allowed_origins_need() -> None:
         answer = httpx.post(server.url + PATH, json={"instances": [2]}, headers={"Origin": PAGE})
         assert (answer.status_code, answer.json()) == (200, {"predictions": [4]})
         assert answer.headers["access-control-allow-origin"] == PAGE
-        assert "x-batch-size" in answer.headers["access-control-expose-headers"].lower()
+        exposed = answer.headers["access-control-expose-headers"].lower().split(", ")
+        for name in ("x-request-id", "x-batch-size", "x-queue-time-ms"):
+            assert name in exposed
+            assert name in answer.headers
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/embeddings", "/v1/batches", "/v2/rerank", "/embed"])

@@ -71,6 +71,54 @@ def test_stop_ids_are_one_set_for_all_samples_and_reach_the_worker_as_a_set() ->
     run(go)
 
 
+def test_bad_words_are_tokenized_once_and_many_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        front = Front()
+        threads: list[threading.Thread] = []
+        word_ids = front.tokenizer.word_ids
+
+        def note(words: Sequence[str]) -> list[list[int]]:
+            threads.append(threading.current_thread())
+            return word_ids(words)
+
+        monkeypatch.setattr(front.tokenizer, "word_ids", note)
+        loop = threading.current_thread()
+        assert (await front.complete(prompt=["a"] * 4, n=2, max_tokens=1, bad_words=["hello"])).status == 200
+        assert threads == [loop]
+        for ask in (front.complete, front.chat):
+            threads.clear()
+            assert (await ask(max_tokens=1, n=2, bad_words=["x" * 200] * 64)).status == 200
+            assert len(threads) == 1
+            assert threads[0] is not loop
+        assert (await front.complete(max_tokens=1)).status == 200
+        assert len(threads) == 1
+
+    run(go)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ["a"] * 256, "n": 4, "bad_words": ["xyz" * 80] * 64}, "bad_words"),
+        ({"prompt": ["a"] * 129, "allowed_token_ids": [1] * 8192}, "allowed_token_ids"),
+        ({"prompt": ["a"] * 256, "n": 5, "logit_bias": {str(token): 1 for token in range(1024)}}, "logit_bias"),
+    ],
+    ids=["bad_words", "allowed_token_ids", "logit_bias"],
+)
+def test_ids_that_each_sequence_takes_along_are_counted(body: dict[str, Any], param: str) -> None:
+    async def go() -> None:
+        front = Front(max_waiting=2000)
+        refused = await front.complete(max_tokens=1, **body)
+        assert (refused.status, refused.error["param"]) == (400, param)
+        assert "more than 1048576 in all" in refused.error["message"]
+        assert not front.client.requests
+        # One sequence may bring as many as there can be.
+        alone = await front.complete(max_tokens=1, **body | {"prompt": "a", "n": 1, "logit_bias": {"1": 1}})
+        assert alone.status == 200, alone.body
+
+    run(go)
+
+
 def test_small_texts_do_not_wait_for_large_ones() -> None:
     async def go() -> None:
         opened = threading.Event()

@@ -387,6 +387,20 @@ def test_what_is_excluded_reaches_the_core() -> None:
     run(go)
 
 
+def test_words_with_tokens_that_the_model_has_not_are_no_harm() -> None:
+    async def go() -> None:
+        front = Front()
+        most = max(front.tokenizer.encode("hello"))
+        front.client.info = msgspec.structs.replace(INFO, vocab_size=most)
+        words = front.tokenizer.word_ids(["hello", "a"])
+        assert (await front.complete(prompt=[1], max_tokens=1, bad_words=["hello", "a"])).status == 200
+        within = [ids for ids in words if max(ids) < most]
+        assert 0 < len(within) < len(words)
+        assert front.client.requests[-1].bad_word_ids == within
+
+    run(go)
+
+
 def test_best_of_returns_the_likeliest() -> None:
     async def go() -> None:
         front = Front(FakeClient(manual=True))
@@ -462,6 +476,27 @@ def test_an_assistant_may_have_no_content_and_a_developer_speak() -> None:
 def test_unknown_fields_that_ask_for_nothing_are_taken(value: Any) -> None:
     assert complete(max_tokens=1, unheard_of=value, another=value).status == 200
     assert chat(max_tokens=1, unheard_of=value).status == 200
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    made = complete(max_tokens=3.0, n=2.0, top_k=5.0, temperature=1.0, min_tokens=0.0, seed=-0.0, unheard_of=None)
+    assert made.status == 200, made.body
+    assert made.json()["usage"]["completion_tokens"] == 6
+    assert chat(max_completion_tokens=2.0, priority=-1.0).json()["usage"]["completion_tokens"] == 2
+
+    async def go() -> None:
+        answer = await Front().post("/v1/completions", b'{"prompt": "hello", "max_tokens": 1e1, "echo": null}')
+        assert answer.json()["usage"]["completion_tokens"] == 10
+
+    run(go)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(2.5, "float"), (1e30, "float"), (True, "bool"), ("2.0", "str")])
+def test_other_numbers_than_whole_ones_are_refused_as_before(value: Any, kind: str) -> None:
+    for body in ({"max_tokens": value}, {"max_tokens": value, "n": 1.0}):
+        answer = complete(**body)
+        assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+        assert answer.error["message"] == f"max_tokens: expected int | null, got {kind}"
 
 
 def test_a_model_may_have_several_names() -> None:

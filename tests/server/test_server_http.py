@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,8 +18,8 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    server = protocol.make_server(_hello, ServerConfig())
+async def _connected(app: Any = _hello) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server = protocol.make_server(app, ServerConfig())
     server.config.port = 0
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -77,6 +78,75 @@ def test_ordinary_requests_are_not_hurried(monkeypatch: pytest.MonkeyPatch) -> N
                 writer.write(GET)
                 assert b"200 OK" in await reader.readuntil(b"hi")
                 await asyncio.sleep(0.3)
+
+    asyncio.run(go())
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+def _post(body: bytes, more: bytes = OFFER) -> bytes:
+    return b"POST /a HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 10_000])
+def test_whoever_offers_another_protocol_is_answered_in_this_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes in one segment with what, and bodies are as they were."""
+    whole = protocol.BoundedProtocol.data_received
+
+    def in_pieces(connection: protocol.BoundedProtocol, data: bytes) -> None:
+        for start in range(0, len(data), size):
+            whole(connection, data[start : start + size])
+
+    monkeypatch.setattr(protocol.BoundedProtocol, "data_received", in_pieces)
+    heads: list[list[bytes]] = []
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        heads.append([name for name, _ in scope["headers"]])
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        answer = b"<%b %b %b>" % (scope["method"].encode(), scope["raw_path"], body)
+        length = (b"content-length", b"%d" % len(answer))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": answer})
+
+    chunked = b"POST /b HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n" % OFFER
+    sent = [
+        _post(b"first"),
+        _post(b"\r\n\r\n" + OFFER + b"\r\n"),
+        GET.replace(b"Host", b"Connection: keep-alive, upgrade\r\nUPGRADE: websocket, h2c\r\nHost"),
+        chunked,
+        _post(b"plain", b"Upgrade: h2c\r\n"),
+        _post(b"", b""),
+        _post(b"last", b"Connection: upgrade, close\r\nupgrade:x\r\n"),
+    ]
+
+    async def go() -> bytes:
+        async with _connected(echo) as (reader, writer):
+            writer.write(b"".join(sent))
+            return await asyncio.wait_for(reader.read(), 20)
+
+    assert re.findall(rb"<(.*?)>", asyncio.run(go()), re.DOTALL) == [
+        b"POST /a first",
+        b"POST /a \r\n\r\n" + OFFER + b"\r\n",
+        b"GET / ",
+        b"POST /b abc",
+        b"POST /a plain",
+        b"POST /a ",
+        b"POST /a last",
+    ]
+    assert heads[0] == [b"host", b"connection", b"http2-settings", b"content-length"]
+    assert heads[3] == [b"connection", b"http2-settings", b"transfer-encoding"]
+
+
+def test_nobody_is_connected_to_others() -> None:
+    async def go() -> None:
+        async with _connected() as (reader, writer):
+            writer.write(b"CONNECT http://x/ HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert answer.count(b"HTTP/1.1") == answer.count(b"HTTP/1.1 400") == 1
 
     asyncio.run(go())
 

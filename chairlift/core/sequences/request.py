@@ -1,7 +1,7 @@
 """What is asked of a model that generates, checked once on arrival; and what deciding and computing tell each other."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -377,7 +377,13 @@ def fan_out(
     return requests
 
 
-def _check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if bad is not None:
+def possible_words(words: Iterable[list[int]], vocab_size: int) -> list[list[int]]:
+    """Those of the words, each its tokens, that a model can generate: a tokenizer may have tokens that it has not."""
+    return [word for word in words if word and max(word) < vocab_size]
+
+
+def _check_token_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
+    # By the two that are farthest out, as requests of many prompts bring very many.
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise Unservable(f"{name} holds token id {bad}, outside the vocabulary of {vocab_size}", name)

@@ -294,6 +294,9 @@ class Batches:
         file, path = await self.file(file_id, viewer)
         assert self._folder is not None
         if not await asyncio.to_thread(self._folder.holds, file):
+            # Unless somebody just deletes it: then it is no file any more as soon as that is done.
+            async with self._changing:
+                await self.file(file_id, viewer)
             raise StorageLost(f"{path} was taken away or changed")
         return file, path
 
@@ -321,8 +324,9 @@ class Batches:
         while True:
             self._file_came.clear()
             now, next_at = time.time(), time.time() + _LONGEST_SLEEP_S
+            needed = {run.input_file_id for run in self._runs.values()}
             for file in list(folder.files.values()):
-                if file.expires_at is None or self._needed_by(file.id) is not None:
+                if file.expires_at is None or file.id in needed:
                     continue
                 if file.expires_at > now:
                     next_at = min(next_at, file.expires_at)

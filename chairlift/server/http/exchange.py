@@ -67,12 +67,12 @@ class Terms(NamedTuple):
     tenant: Tenant | None = None
     headers: Sequence[tuple[bytes, bytes]] | None = None
 
-    def checked(self, tokens: int) -> "Terms":
-        """These terms, if the tenant may have them for a request that reads so many tokens. Raises a 403 or 429."""
+    def checked(self, tokens: int, sequences: int = 1) -> "Terms":
+        """These terms, if the tenant may have them for so many sequences that read so many tokens; else an ApiError."""
         if self.tenant is None:
             return self
         if not self.background:
-            self.tenant.check_tokens(tokens)
+            self.tenant.check_size(tokens, sequences)
         return self._replace(priority=self.tenant.check_priority(self.priority))
 
     def spend(self, tokens: int) -> None:

@@ -25,7 +25,10 @@ _PREFLIGHT = {"Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE", "Access
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 # Names have at most 253 characters; what is longer is none, and not worth remembering or repeating.
 _MAX_HOST, _MAX_SHOWN = 300, 100
-_EXPOSED = b"Retry-After, X-Queue-Time-Ms, X-Inference-Time-Ms, X-Batch-Size, Inference-Header-Content-Length"
+_EXPOSED = (
+    b"Retry-After, X-Request-Id, Request-Id, X-Queue-Time-Ms, X-Inference-Time-Ms, X-Batch-Size, "
+    b"Inference-Header-Content-Length"
+)
 
 
 class Origins:

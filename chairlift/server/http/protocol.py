@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -194,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count what comes before the headers are complete."""
         self._holds = self._direct is not None and not self._is_crowded
-        super().data_received(data)
+        self._feed(data)
         self._holds = False
         if self._held is not None:
             (cycle, app), self._held = self._held, None
@@ -205,6 +206,40 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.send_400_response(f"The request line and headers exceed {MAX_HEAD_BYTES} bytes.")
         self._watch_head(self._in_head)
 
+    def _feed(self, data: bytes) -> None:
+        """Have the parser read what came, as HTTP/1.1 whatever else the client would rather speak."""
+        self._unset_keepalive_if_required()
+        rest: bytes | memoryview = data
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as offer:
+                    rest = memoryview(rest)[offer.args[0] :]
+                    self._decline()
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+
+    def _decline(self) -> None:
+        """Begin the request anew, without the `Upgrade` for which the parser took its body for another protocol.
+
+        A server may ignore it. Java's client sends one with each first request, and so does `curl --http2`.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError("this is no proxy")
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        # The old one still has the length of the body that it did not read.
+        self.parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):
+            # As the old one; httptools has it from 0.6.3 on.
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join((*lines, b"", b"")))
+
     def on_message_begin(self) -> None:
         """Count anew for the next request."""
         self._head_bytes, self._in_head = 0, True
@@ -213,6 +248,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> Any:
         """Stop counting. On a connection too many this is the last request."""
+        if self.parser.should_upgrade():
+            # It comes again, see `_decline`.
+            return None
         self._in_head = False
         if not self._is_crowded:
             return super().on_headers_complete()
@@ -238,6 +276,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Answer directly, if that is possible."""
+        if self._in_head:
+            # As above.
+            return
         super().on_message_complete()
         if self._held is None or self.flow.write_paused:
             return

@@ -24,6 +24,9 @@ OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/v2/health/", "/docs"
 # But for this one, where keys have rights.
 _METRICS = "/metrics"
 _SALT_BYTES = 16
+# What a key may ask for that says nothing of priorities. Those below 0 go before everybody who asks for nothing
+# special: as each is worth some waiting, the lowest for decades.
+_USUAL_PRIORITIES = 0, 2**31 - 1
 
 
 class Tenant:
@@ -36,14 +39,14 @@ class Tenant:
     def __init__(self, name: str | None, secret: bytes = b"") -> None:
         self.name = name
         self._rights: frozenset[str] = frozenset(RIGHTS if name is None else ())
-        self._priorities: tuple[int, int] | None = None
+        self._priorities = None if name is None else _USUAL_PRIORITIES
         self._quota = Quota(Allowance(), time.monotonic())
         self._secret = secret
 
     def change(self, entry: KeyEntry) -> None:
         """Rights and limits from now on; what was spent stays spent."""
         self._rights = frozenset(entry.rights)
-        self._priorities = entry.priorities
+        self._priorities = entry.priorities or _USUAL_PRIORITIES
         self._quota.change(entry.allowance, time.monotonic())
 
     @property
@@ -62,8 +65,12 @@ class Tenant:
         self.check_right(right)
         _refuse(self._quota.begin(time.monotonic()))
 
+    def add_sequence(self) -> None:
+        """Count one more sequence of a request that entered, until `leave`. `check_size` said that there is room."""
+        self._quota.add()
+
     def leave(self) -> None:
-        """A request that entered is over."""
+        """A request that entered, or one more of its sequences, is over."""
         self._quota.end()
 
     @contextlib.contextmanager
@@ -75,9 +82,18 @@ class Tenant:
         finally:
             self.leave()
 
-    def check_tokens(self, number: int) -> None:
-        """A 429 if so many tokens may not be spent now."""
-        _refuse(self._quota.check_tokens(number, time.monotonic()))
+    def check_size(self, tokens: int, sequences: int) -> None:
+        """A 429 if a request may not read so many tokens now, or be so many sequences; a 400 if it never may.
+
+        It has entered, and counts as the first of its sequences.
+        """
+        if sequences > 1 and (exceeded := self._quota.check_at_once(sequences - 1)) is not None:
+            if sequences > exceeded.allowed:
+                most = f"the {exceeded.allowed} that this key may have at once (requests_at_once)"
+                message = f"this is {sequences} sequences, n for each prompt, more than {most}; send several requests"
+                raise ApiError(400, message, code=exceeded.limit)
+            _refuse(exceeded)
+        _refuse(self._quota.check_tokens(tokens, time.monotonic()))
 
     def spend(self, tokens: int) -> None:
         """Charge tokens that were read or generated."""

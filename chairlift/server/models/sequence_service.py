@@ -11,15 +11,24 @@ import msgspec
 from chairlift import __version__
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob, Unservable, check_stop, fan_out
+from chairlift.core.sequences.request import (
+    Request,
+    SamplingParams,
+    TokenLogprob,
+    Unservable,
+    check_stop,
+    fan_out,
+    possible_words,
+)
 from chairlift.engine.sequences.client import AtOnce, Stream, Updates
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import Terms
+from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.request_size import count_sequences
 from chairlift.server.models.sequence_client_view import SequenceClientView
 from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.speech import Speech
@@ -29,10 +38,6 @@ from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_notes import TraceNotes
-
-# Each sequence goes to the worker with its prompt and its grammar. All of a request's have so many tokens at most, and
-# so many characters.
-_MOST_TOKENS, _MOST_GRAMMARS = 2**23, 2**24
 
 
 # What hears of each sequence that ends.
@@ -44,7 +49,8 @@ class SequenceOptions(NamedTuple):
 
     `continues` says that an answer continues its prompt's text, `streams` that its tokens are wanted as they come;
     `discard` drops what is generated. Only requests of one `cache_salt` share prefixes, with `use_prefix_cache`.
-    All that is generated follows the `grammar`, of text/structured.py. Special tokens among `shown` are text.
+    All that is generated follows the `grammar`, of text/structured.py. Special tokens among `shown` are text. None of
+    the `bad_word_ids` is generated.
     """
 
     continues: bool
@@ -54,6 +60,7 @@ class SequenceOptions(NamedTuple):
     use_prefix_cache: bool = True
     grammar: str | None = None
     shown: frozenset[int] = frozenset()
+    bad_word_ids: Sequence[list[int]] = ()
 
 
 class SequenceService:
@@ -168,6 +175,16 @@ class SequenceService:
                 message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least"
                 raise ApiError(400, f"{message} {least}. Shorten it.", "prompt", "context_length_exceeded")
 
+    async def bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
+        """The `bad_words` as tokens, for `SequenceOptions`; those that this model can't generate are left out."""
+        words, info = params.bad_words or [], self.client.info
+        if info is None:
+            raise self._unavailable()
+        tokenizer, vocab_size = self.tokenizer, info.vocab_size
+        # Each is tokenized twice.
+        size = 2 * sum(map(len, words))
+        return await off_loop(size, lambda: possible_words(tokenizer.word_ids(words), vocab_size))
+
     def submit(
         self,
         request_id: str,
@@ -183,13 +200,9 @@ class SequenceService:
         info = self.client.info
         if info is None or not self.client.ready:
             raise self._unavailable()
-        count, limit = len(prompts) * params.n, self.config.max_waiting
-        if count > limit:
-            message = f"{len(prompts)} prompts with n={params.n} are {count} sequences, more than the queue of {limit}"
-            raise InvalidRequest(f"{message} holds (max_waiting)", "n" if params.n > 1 else "prompt")
-        read = sum(map(len, prompts))
-        _check_copies(params.n, read, count, len(options.grammar or ""))
-        terms = terms.checked(read)
+        max_waiting, read = self.config.max_waiting, sum(map(len, prompts))
+        count = count_sequences(prompts, params, options.grammar or "", options.bad_word_ids, max_waiting)
+        terms = terms.checked(read, count)
         options = options._replace(cache_salt=terms.salted(options.cache_salt))
         requests: list[Request] = []
         for index, prompt in enumerate(prompts):
@@ -263,7 +276,7 @@ class SequenceService:
                 # Stop strings are found here, so the tokens have to come as they are made.
                 hold_updates=not options.streams and not params.stop_strings,
                 grammar=options.grammar,
-                bad_word_ids=self.tokenizer.word_ids(params.bad_words) if params.bad_words else (),
+                bad_word_ids=options.bad_word_ids,
             )
         except Unservable as error:
             too_long = len(prompt) + (params.max_tokens or 1) > info.max_model_len
@@ -313,6 +326,10 @@ class Sample:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self.owner = None if terms.tenant is None else terms.tenant.name
+        # Its request counts among those that the tenant has at once, and until it ends so does each further sequence.
+        self._place = terms.tenant if self._live and index else None
+        if self._place is not None:
+            self._place.add_sequence()
         self._log = log
         log.live[self.owner][stream.request.id] = self
 
@@ -388,6 +405,8 @@ class Sample:
         self.stream.cancel()
         self._metrics.finished[reason.value] += 1
         self._terms.spend(self._text.num_tokens)
+        if self._place is not None:
+            self._place.leave()
         del self._log.live[self.owner][self.stream.request.id]
         ended = self._as_ended(reason)
         self._log.keep(self.owner, ended)
@@ -446,16 +465,6 @@ async def pieces(samples: Sequence[Sample], at_once: AtOnce | None = None) -> As
         raise
     finally:
         close_all(samples)
-
-
-def _check_copies(n: int, read: int, count: int, grammar: int) -> None:
-    """Raise InvalidRequest if `count` sequences, `n` of each prompt, are more than a worker should be sent at once."""
-    if n * read > _MOST_TOKENS:
-        problem = f"n={n} of prompts with {read} tokens are more than the {_MOST_TOKENS} tokens that a request may have"
-        raise InvalidRequest(f"{problem}; send several", "n")
-    if count * grammar > _MOST_GRAMMARS:
-        problem = f"{count} sequences with a grammar of {grammar} characters are more than {_MOST_GRAMMARS} in all"
-        raise InvalidRequest(f"{problem}; send several requests", "n")
 
 
 def _refused(request: Request) -> EndedRequest:

@@ -52,6 +52,8 @@ async def chat_completions(request: Request) -> Response:
     request_id = new_id("chatcmpl")
     continues = bool(body.continue_final_message)
     options = options_of(body, continues=continues, grammar=opened.grammar)._replace(shown=opened.shown)
+    if params.bad_words:
+        options = options._replace(bad_word_ids=await service.bad_word_ids(params))
     samples = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     return await ChatAnswer(service, body, params, samples, request_id, opened.make_reader).respond(request)
 
@@ -72,7 +74,7 @@ def _params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
 def text_of(content: Any) -> str:
     """A message's text, whatever form its content has."""
     if isinstance(content, list):
-        return "".join(part["text"] for part in content)
+        return "".join(part[part["type"]] for part in content)
     return content if isinstance(content, str) else ""
 
 

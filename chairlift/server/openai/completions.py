@@ -40,6 +40,8 @@ async def completions(request: Request) -> Response:
     nothing_wanted = body.max_tokens == 0
     grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
     options = options_of(body, continues=True, discard=nothing_wanted, grammar=grammar)
+    if params.bad_words:
+        options = options._replace(bad_word_ids=await service.bad_word_ids(params))
     samples = service.submit(request_id, prompts, params, terms, options)
     return await CompletionAnswer(service, body, params, prompts, samples, request_id).respond(request)
 
