@@ -179,7 +179,7 @@ class _TagScanner:
                 found = _SPACES.match(text, self._start)
                 start = found.end() if found else self._start
                 if not text.startswith(self._open, start):
-                    return self._start, not self._open.startswith(text[start:])
+                    return self._start, not self._open.startswith(text[start : start + len(self._open)])
                 head = self._head.match(text, start)
                 # A value's first letter tells whether it is JSON with brackets, in which anything may be quoted.
                 if head is None or head.end() == len(text):

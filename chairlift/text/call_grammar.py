@@ -22,11 +22,13 @@ Prefill = Literal["open", "maybe", "closed"]
 
 
 class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reply may be. `tools` are the schemas of arguments by name; `answer` is the grammar of an answer that is
-    constrained. `reasoning` says whether the prompt has opened it, or has closed it; `thinking_tokens` bounds it. With
-    `continues` the prompt has begun the answer's text."""
+    """What a reply may be. `tools` are the schemas of arguments by name; what can't be kept to is left out of them, but
+    for those that are `strict`. `answer` is the grammar of an answer that is constrained. `reasoning` says whether the
+    prompt has opened it, or has closed it; `thinking_tokens` bounds it. With `continues` the prompt has begun the
+    answer's text."""
 
     tools: Mapping[str, dict[str, Any]] = {}
+    strict: frozenset[str] = frozenset()
     must_call: bool = False
     parallel: bool = True
     answer: str | None = None
@@ -140,7 +142,9 @@ class _Grammar:
     def _beginning(self, form: CallForm) -> str:
         """A pattern of how calls begin that stand at the start."""
         open_ = form.begin + form.open
-        telling = pattern_of(open_) if len(open_) >= _TELLING else f"{pattern_of(open_)}[\\w-]+{pattern_of(form.named)}"
+        telling = (
+            pattern_of(open_) if len(open_) >= _TELLING else f"{pattern_of(open_)}[\\w.-]+{pattern_of(form.named)}"
+        )
         return f"\\s*{telling}"
 
     def _calls_only(self) -> str:
@@ -194,8 +198,9 @@ class _Grammar:
         """The name of each tool, and its arguments."""
         if form not in self._arguments:
             rules = self._rules
+            strict = self._reply.strict
             self._arguments[form] = [
-                (name, rules.add("arguments", arguments_of(rules, form, name, schema)))
+                (name, rules.add("arguments", arguments_of(rules, form, name, schema, name in strict)))
                 for name, schema in self._reply.tools.items()
             ]
         return self._arguments[form]

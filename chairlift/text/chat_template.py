@@ -213,11 +213,15 @@ def normalize_messages(
                 raise InvalidRequest(f"messages[{index}].content {problem}", f"messages[{index}].content")
             message["content"] = ""
         if isinstance(message.get("content"), list):
-            message["content"] = _join_parts(message["content"], f"messages[{index}].content")
+            refuses = message.get("role") == "assistant"
+            message["content"] = _join_parts(message["content"], f"messages[{index}].content", refuses)
         if not isinstance(message["content"], str):
             where = f"messages[{index}].content"
             raise InvalidRequest(f"{where} must be text or a list of parts", where)
-        if isinstance(message.get("tool_calls"), list):
+        if not message.get("tool_calls"):
+            # To some templates it makes a call that the key is there at all.
+            message.pop("tool_calls", None)
+        elif isinstance(message["tool_calls"], list):
             message["tool_calls"] = [_with_arguments(call, joins_arguments) for call in message["tool_calls"]]
             message["content"] = message["content"] or (None if knows_no_content else "")
         chat.append(message)
@@ -240,15 +244,18 @@ def too_deep() -> InvalidRequest:
     return InvalidRequest(f"chat messages and template arguments must be nested {MAX_DEPTH} levels deep at most")
 
 
-def _join_parts(parts: list[Any], where: str) -> str:
+def _join_parts(parts: list[Any], where: str, refuses: bool) -> str:
+    """The text of a message's parts. Only some roles refuse anything, in parts that say so."""
     texts = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text":
-            raise InvalidRequest(f"{where}[{index}]: parts of type {kind!r} are not supported, only 'text'", "messages")
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{where}[{index}]: a text part needs a string 'text'", "messages")
-        texts.append(part["text"])
+        if kind != "text" and not (refuses and kind == "refusal"):
+            known = "'text' and 'refusal'" if refuses else "'text'"
+            problem = f"{where}[{index}]: parts of type {kind!r} are not supported, only {known}"
+            raise InvalidRequest(problem, "messages")
+        if not isinstance(part.get(kind), str):
+            raise InvalidRequest(f"{where}[{index}]: a {kind} part needs a string {kind!r}", "messages")
+        texts.append(part[kind])
     return "".join(texts)
 
 
@@ -260,12 +267,12 @@ def _with_arguments(call: Any, as_text: bool) -> Any:
         return call
     if "name" in function:
         function = {"name": function["name"], **function}
-    arguments = function["arguments"]
+    arguments = {} if function["arguments"] in (None, "") else function["arguments"]
     try:
         if as_text:
             arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         elif isinstance(arguments, str):
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(arguments)
     except ValueError:
         return call
     except RecursionError:

@@ -64,7 +64,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     short_ids: bool = False
 
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 GAP = r'[^\n"<>\[\]]{0,64}'
 _GAP = re.compile(GAP)
 # More would be read again and again as it comes.
@@ -117,5 +117,6 @@ class Marker:
             elif text.startswith(piece, place):
                 place += len(piece)
             else:
-                return MAYBE if piece.startswith(text[place:]) else None
+                # No more of the text than that: it may be long, and full of first letters.
+                return MAYBE if piece.startswith(text[place : place + len(piece)]) else None
         return Found(place, name)

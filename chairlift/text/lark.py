@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chairlift.text.dialect import GAP
+from chairlift.text.relaxed_schemas import LENIENT, Relaxer
 from chairlift.text.schema_patterns import mended
 from chairlift.text.structured import MAX_GRAMMAR_BYTES
 
@@ -23,6 +24,7 @@ class LarkRules:
         self._lines: list[str] = []
         self._size = 0
         self._terminals: dict[str, str] = {}
+        self._relaxer = Relaxer()
 
     def add(self, name: str, body: str) -> str:
         """A new rule, by a name that is made of `name`."""
@@ -30,9 +32,15 @@ class LarkRules:
         self.define(made, body)
         return made
 
-    def json(self, schema: Mapping[str, Any], **options: Any) -> str:
-        """A value of a schema. Raises ValueError once there are more of them than a grammar may have."""
-        written = {**mended(schema), "x-guidance": {**_JSON_OPTIONS, **options}}
+    def json(self, schema: Mapping[str, Any], relaxed: bool = False, **options: Any) -> str:
+        """A value of a schema, if it is `relaxed` without what can't be enforced.
+
+        Raises ValueError once there are more of them than a grammar may have.
+        """
+        if relaxed:
+            options |= LENIENT
+        kept = self._relaxer.relaxed(schema) if relaxed else mended(schema)
+        written = {**kept, "x-guidance": {**_JSON_OPTIONS, **options}}
         return self._counted("%json " + json.dumps(written, ensure_ascii=False))
 
     def lark(self, start: str) -> str:

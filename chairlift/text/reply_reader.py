@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 from chairlift.text.arguments import Scanner, arguments_json, make_scanner
 from chairlift.text.dialect import MAYBE, CallForm, Dialect, Found, Marker
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
+from chairlift.text.schemas import joined
+
+# Characters that are read once more, of what began like calls and was none. After so many, further ones are text.
+_MOST_AGAIN = 2**18
 
 
 class _Head(NamedTuple):
@@ -41,7 +45,9 @@ class DialectMarkers:
     """
 
     def __init__(self, dialect: Dialect, tools: dict[str, dict[str, Any]]) -> None:
-        self.tools = tools
+        # Tags are read one by one, each by its own schema.
+        tagged = any(form.tags is not None for form in dialect.tool_calls)
+        self.tools = {name: joined(schema, schema) for name, schema in tools.items()} if tagged else tools
         self.forms: dict[CallForm, _CallMarkers] = {}
         calls: list[_Head] = []
         for form in dialect.tool_calls if tools else ():
@@ -87,7 +93,9 @@ class DialectReader:
         self._calls = 0
         self._form: CallForm | None = None
         self._name = ""
-        self._arguments = 0
+        # Where in `_text` the call and its arguments begin.
+        self._start = self._arguments = 0
+        self._again = 0
         self._scanner: Scanner | None = None
 
     @property
@@ -155,10 +163,10 @@ class DialectReader:
 
     def _search(self, watch: _Watch, last: bool) -> tuple[int, tuple[_Head, Found] | None]:
         """Where the first head is, or may come to be, and which."""
-        heads = watch.heads
+        heads, word = watch.heads, self._place()
         for match in watch.first.finditer(self._text, self._at):
             start = match.start()
-            if watch is self._markers.first and not self._text[self._at : start].isspace() and start > self._at:
+            if watch is self._markers.first and start > word:
                 # There is text before it, which only some may follow.
                 heads = self._markers.later.heads
             for head in heads:
@@ -167,16 +175,17 @@ class DialectReader:
                     return start, None
                 if found is None or found is MAYBE:
                     continue
-                if head.kind != "call" or found.name in self._markers.tools:
+                if head.kind != "call" or self._is_called(found.name):
                     return start, (head, found)
         return len(self._text), None
+
+    def _is_called(self, name: str) -> bool:
+        return name in self._markers.tools and self._again < _MOST_AGAIN
 
     def _begin_call(self, form: CallForm, found: Found) -> None:
         self._form, self._name, self._state, self._begun = form, found.name, "arguments", True
         # All of a call that is not told as it comes is kept.
-        arguments = found.end - self._at - (form.notation == "json")
-        self._drop()
-        self._at = arguments
+        self._start, self._at = self._at, found.end - (form.notation == "json")
         self._arguments = self._at
         self._scanner = make_scanner(form, self._markers.tools[self._name])
         if form.notation == "json":
@@ -191,15 +200,19 @@ class DialectReader:
         if done:
             self._state = "close"
         elif last and not self._streams:
-            return self._not_a_call()
+            return self._not_a_call(len(self._text))
         return done
 
-    def _not_a_call(self) -> bool:
-        """What began like a call is text: its first letter at least, and what follows is looked through again."""
+    def _not_a_call(self, end: int) -> bool:
+        """What began like a call is text: its first letter at least, and what follows is looked through again.
+
+        `end` is where it was known.
+        """
+        self._again += end - self._start
         self._scanner, self._state = None, "between"
         self._held, self._trims = self._before, False
-        self._say("content", self._text[:1], self._dropped)
-        self._at = 1
+        self._say("content", self._text[self._start : self._start + 1], self._dropped + self._start)
+        self._at = self._start + 1
         return True
 
     def _after_arguments(self, last: bool) -> bool:
@@ -219,7 +232,7 @@ class DialectReader:
             raw = self._text[self._arguments : self._at]
             written = None if found is None else arguments_json(self._form, raw, schema)
             if written is None:
-                return self._not_a_call()
+                return self._not_a_call(self._at)
             self._parts += [CallPart(self._calls, self._name), ArgumentsPart(self._calls, written)]
         self._calls += 1
         self._scanner, self._trims = None, True
@@ -242,7 +255,7 @@ class DialectReader:
                 continue
             if marker is form.end:
                 self._at = found.end
-            elif found.name in self._markers.tools:
+            elif self._is_called(found.name):
                 self._begin_call(self._form, found)
                 return True
             else:

@@ -30,14 +30,17 @@ def mended(schema: Any) -> Any:
 
     Raises ValueError for one that names NUL outside a class, for two keys that become one, and for too many of them.
     """
-    return _Mender().mended(schema)
+    return Mender().mended(schema)
 
 
-class _Mender:
+class Mender:
+    """Writes schemas anew, with patterns that have so many characters together."""
+
     def __init__(self) -> None:
         self._left = MAX_PATTERN_CHARS
 
     def mended(self, schema: Any) -> Any:
+        """A schema, or a list of such, with all of its patterns as `without_nul` has them."""
         if isinstance(schema, list):
             return [self.mended(each) for each in schema]
         if not isinstance(schema, dict):

@@ -1,11 +1,15 @@
 """What the JSON schema of a tool's arguments says, as far as grammars and readers have to know."""
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 # References that lead on and on.
 _MOST_STEPS = 16
+# Schemas that are joined with one.
+_MOST_JOINED = 1000
 # What says something of further properties, and what joins schemas, each of which would bar the others' properties.
 _OF_OTHERS = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties", "enum", "const"}
@@ -67,12 +71,53 @@ def _nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         yield node
         for word in ("properties", "patternProperties", "$defs", "definitions"):
-            named = node.get(word)
-            waiting += named.values() if isinstance(named, dict) else ()
+            waiting += _dict(node.get(word)).values()
         for word in ("prefixItems", "anyOf", "oneOf", "allOf"):
-            several = node.get(word)
-            waiting += several if isinstance(several, list) else ()
+            waiting += _list(node.get(word))
         waiting += [node.get("items"), node.get("additionalProperties")]
+
+
+def joined(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """An object's schema with the properties of all that are joined with it, for notations of one property at a time.
+
+    One that several of them have may be as any of them says.
+    """
+    properties: dict[str, list[Any]] = {}
+    required: list[Any] = []
+    waiting: list[tuple[Any, bool]] = [(schema, True)]
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < _MOST_JOINED:
+        part, holds = waiting.pop()
+        try:
+            part = resolved(part, root)
+        except ValueError:
+            continue
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        for key, value in _dict(part.get("properties")).items():
+            properties.setdefault(key, []).append(value)
+        required += _list(part.get("required")) if holds else []
+        for word in ("oneOf", "anyOf", "allOf"):
+            waiting += [(each, holds and word == "allOf") for each in reversed(_list(part.get(word)))]
+    if len(seen) == 1:
+        return schema
+    made = {key: _any_of(found) for key, found in properties.items()}
+    rest = {word: value for word, value in schema.items() if word != "$ref"}
+    return {**rest, "properties": made, "required": required}
+
+
+def _any_of(schemas: list[Any]) -> Any:
+    different = list({json.dumps(each): each for each in schemas}.values()) if len(schemas) > 1 else schemas
+    return different[0] if len(different) == 1 else {"anyOf": different}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def property_of(root: dict[str, Any], key: str) -> Any:
@@ -129,12 +174,13 @@ def json_type(value: Any) -> str:
 
 
 def _target(reference: str, root: dict[str, Any]) -> Any:
-    if not reference.startswith("#"):
+    if reference != "#" and not reference.startswith("#/"):
         raise ValueError(f"the reference {reference!r} is not within the schema")
     found: Any = root
     for step in reference[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or step not in found:
-            raise ValueError(f"the reference {reference!r} leads nowhere")
-        found = found[step]
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[int(step) if isinstance(found, list) else step]
+        except (LookupError, TypeError, ValueError):
+            raise ValueError(f"the reference {reference!r} leads nowhere") from None
     return found

@@ -72,16 +72,25 @@ def test_a_call_without_arguments_comes_to_its_end(server: Server) -> None:
     assert server.openai.chat.completions.create(model="demo", messages=follow_up, tools=SENT, max_tokens=3).choices  # type: ignore[call-overload]
 
 
-def test_a_schema_that_no_grammar_can_hold_is_refused(server: Server) -> None:
-    body = {"model": "demo", "messages": MESSAGES, "tool_choice": "required"}
+def test_a_strict_schema_that_no_grammar_can_hold_is_refused(server: Server) -> None:
+    body = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "tool_choice": "required",
+        "max_tokens": 60,
+        "reasoning_effort": "none",
+    }
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
-    answer = server.http.post("/v1/chat/completions", json=body | {"tools": [tool("f", schema)]})
+    answer = server.http.post("/v1/chat/completions", json=body | {"tools": [tool("f", schema, strict=True)]})
     assert answer.status_code == 400
     assert "uniqueItems" in answer.json()["error"]["message"]
+    answer = server.http.post("/v1/chat/completions", json=body | {"tools": [tool("f", schema)]})
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"a"')
 
 
-def tool(name: str, schema: object) -> object:
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
+def tool(name: str, schema: object, **more: object) -> object:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
 
 
 OWN = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,6 +12,9 @@ from llguidance import LLMatcher
 from support.dialect_samples import TOOLS, template, tokens
 from support.server_harness import INFO, Answer, FakeClient, Front
 
+from chairlift.server.http.exchange import INLINE_SIZE
+from chairlift.server.models import conversation
+from chairlift.server.openai import answers
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
 
@@ -331,7 +335,7 @@ def tool(**function: Any) -> list[Any]:
         (None, {"tools": tool() + tool()}, "tools[1].function.name", "twice"),
         (None, {"tools": tool(parameters={"type": "array"})}, "tools[0].function.parameters", "of an object"),
         (None, {"tools": [tool(name=f"f{i}")[0] for i in range(129)]}, "tools", "more than 128"),
-        (None, {"tools": tool(parameters={"description": "x" * 300_000})}, "tools", "bytes"),
+        (None, {"tools": tool(parameters={"properties": {"a": {"const": "x" * 300_000}}})}, "tools", "bytes"),
         (None, {"functions": [{"name": "f"}]}, "functions", "not supported"),
     ],
 )
@@ -340,6 +344,50 @@ def test_what_can_not_be_kept_to_is_refused_by_name(source: str | None, body: An
     assert answer.status == 400, answer.body
     assert answer.error["param"] == param
     assert said in answer.error["message"]
+
+
+def test_a_model_that_does_not_reason_takes_an_effort_as_a_hint() -> None:
+    made, answer = chat("hello", source=NO_TOOLS, reasoning_effort="high")
+    assert choice(answer)["message"]["content"] == "hello"
+    assert made.client.requests[0].grammar is None
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+def test_what_can_not_be_enforced_costs_no_request_unless_it_is_strict(tool_choice: Any) -> None:
+    schema = {"type": "object", "properties": {"url": {"type": "string", "format": "uri"}}}
+    _, answer = chat("x", "qwen_xml", tools=tool(parameters=schema), tool_choice=tool_choice)
+    assert answer.status == 200, answer.body
+    _, answer = chat("x", "qwen_xml", tools=tool(parameters=schema, strict=True), tool_choice=tool_choice)
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert "'format' can't be kept to" in answer.error["message"]
+
+
+class Sizes(list[int]):
+    """The sizes of what was to be done off the loop."""
+
+    async def off_loop(self, size: int, work: Callable[[], Any]) -> Any:
+        self.append(size)
+        return work()
+
+
+@pytest.mark.parametrize(
+    ("value", "is_slow"), [({"$ref": "#"}, True), ({"type": "string", "pattern": "a"}, True), ({}, False)]
+)
+def test_schemas_that_may_take_long_leave_the_loop(value: Any, is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes()
+    monkeypatch.setattr(conversation, "off_loop", sizes.off_loop)
+    _, answer = chat("x", tools=tool(parameters={"type": "object", "properties": {"a": value}}))
+    assert answer.status == 200, answer.body
+    assert (sizes[-1] > INLINE_SIZE) is is_slow
+
+
+def test_a_long_text_is_taken_apart_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes()
+    monkeypatch.setattr(answers, "off_loop", sizes.off_loop)
+    _, answer = chat("hello " * 20)
+    length = len(choice(answer)["message"]["content"])
+    assert length > 100
+    assert sizes[-2:] == [length, length]
 
 
 def test_a_model_whose_calls_are_not_known_sees_tools_and_answers_text() -> None:
@@ -366,6 +414,28 @@ def test_calls_in_the_conversation_are_written_as_the_template_writes_them() -> 
     assert f"<bot><think>\nhm\n</think>\n\n{call}<end>" in history("hermes")
     assert 'f\n```json\n{"city": "Paris"}\n```' in history("deepseek")
     assert "<|channel|>analysis<|message|>hm<|end|>" in history("harmony")
+
+
+def test_a_reply_of_gpt_oss_with_all_its_parts_can_be_sent_back() -> None:
+    """Its template has a place for one text beside a call, and raises for two."""
+    both = "{%- if m.content and m.thinking %}{{ raise_exception('Cannot pass both') }}{%- endif %}"
+    source = template("harmony").replace("{%- if m.tool_calls %}", "{%- if m.tool_calls %}" + both)
+    assert both in source
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "Let me see.", "reasoning_content": "hm", "tool_calls": [call]}
+    for said, thought in (("Let me see.", False), (None, True)):
+        made, answer = chat("x", "harmony", source=source, messages=[message | {"content": said}])
+        assert answer.status == 200, answer.body
+        prompt = made.tokenizer.decode(made.client.requests[0].prompt_ids, skip_special_tokens=False)
+        assert ("<|channel|>analysis<|message|>hm<|end|>" in prompt) is thought
+
+
+def test_an_answer_that_goes_on_from_a_refusal_echoes_it() -> None:
+    said = [{"type": "refusal", "refusal": "No,"}]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    _, answer = chat(" thanks", **body)
+    assert choice(answer)["message"]["content"] == "No, thanks"
 
 
 def test_ids_of_calls_are_short_where_the_template_wants_that() -> None:

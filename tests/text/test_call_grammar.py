@@ -68,8 +68,10 @@ def walk(name: str, made: str, dice: random.Random, most: int = 400) -> str | No
     return text if follows.is_accepting() else None
 
 
-def read(name: str, text: str, reasoning: bool = False) -> tuple[str, str, list[tuple[str, Any]]]:
-    reader = DialectReader(DialectMarkers(dialect(name), TOOLS), reasoning)
+def read(
+    name: str, text: str, reasoning: bool = False, tools: dict[str, Any] = TOOLS
+) -> tuple[str, str, list[tuple[str, Any]]]:
+    reader = DialectReader(DialectMarkers(dialect(name), tools), reasoning)
     content, thought, calls = "", "", list[list[str]]()
     for part in reader.push(text) + reader.finish():
         match part:
@@ -217,7 +219,7 @@ def test_calls_are_bound_where_no_marker_is_a_token() -> None:
 def test_what_a_notation_can_not_keep_to_is_refused_by_name(name: str) -> None:
     def refusal(schema: dict[str, Any]) -> str:
         with pytest.raises(ValueError, match="parameters of f") as caught:
-            grammar(name, tools={"f": schema})
+            grammar(name, tools={"f": schema}, strict=frozenset({"f"}))
         return str(caught.value)
 
     text = {"type": "string"}
@@ -228,6 +230,95 @@ def test_what_a_notation_can_not_keep_to_is_refused_by_name(name: str) -> None:
         assert "'pattern'" in refusal({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}})
     if name == "gemma":
         assert "leads nowhere" in refusal({"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}})
+
+
+# What descriptions of APIs say of arguments, and a notation can't keep to.
+LOOSE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "url": {"type": "string", "format": "uri", "example": "x", "nullable": True},
+        "key": {"type": "string", "pattern": "^(?!admin)[a-z]+$"},
+        "size": {"type": "integer", "format": "int64", "not": {"const": 0}},
+        "tags": {"type": "array", "items": {"type": "string", "format": "binary"}, "uniqueItems": False},
+        "either": {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "integer", "minimum": 5}]},
+        "map": {"type": "object", "propertyNames": {"minLength": 2}},
+        "named": {"type": "object", "patternProperties": {"^(?=a)": {}}, "additionalProperties": False},
+        "gone": {"$ref": "#/$defs/nowhere"},
+    },
+    "required": ["url"],
+}
+
+
+def why_refused(name: str, tools: dict[str, Any]) -> str:
+    """Why no grammar of tools is made that are strict, or why it does not compile."""
+    try:
+        made = grammar(name, tools=tools, must_call=True, strict=frozenset(tools))
+    except ValueError as error:
+        return str(error)
+    return LLMatcher(tokens(name)[1], made, log_level=0).get_error()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("more", [{}, {"if": {"required": ["key"]}, "then": {"required": ["size"]}}])
+def test_what_can_not_be_kept_to_is_left_out_unless_it_is_strict(name: str, more: dict[str, Any]) -> None:
+    tools = {"f": LOOSE | more}
+    matcher(name, grammar(name, tools=tools, must_call=True))
+    assert why_refused(name, tools)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ({"url": "https://a.b", "key": "admin", "size": 0, "tags": ["a", "a"], "either": 7}, True),
+        ({"url": "https://a.b", "map": {"a": 1}, "named": {"a": 1}, "gone": [1]}, True),
+        ({"key": "a"}, False),
+        ({"url": 3}, False),
+        ({"url": "https://a.b", "size": "large"}, False),
+        ({"url": "https://a.b", "either": "7"}, False),
+        ({"url": "https://a.b", "other": 1}, False),
+    ],
+)
+def test_what_can_be_kept_to_is(arguments: dict[str, Any], allowed: bool) -> None:
+    call = json.dumps({"name": "f", "arguments": arguments})
+    made = grammar("hermes", tools={"f": LOOSE}, must_call=True)
+    assert takes("hermes", made, f"<tool_call>\n{call}\n</tool_call>") == allowed
+
+
+PARTS = {
+    "type": "object",
+    "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "integer"}}}],
+    "oneOf": [{"properties": {"kind": {"const": kind}}} for kind in ("x", "y")],
+    "$defs": {"base": {"properties": {"a": {"type": "string"}, "a b": {}}, "required": ["a", "a b"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("pythonic", '[f(a="12", b=3, kind="y")]'),
+        ("gemma", '<|tool_call>call:f{a:<|"|>12<|"|>,b:3,kind:<|"|>y<|"|>}<tool_call|>'),
+        (
+            "qwen_xml",
+            "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<parameter=b>\n3\n</parameter>\n"
+            "<parameter=kind>\ny\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_properties_of_joined_schemas_are_those_of_one(name: str, call: str) -> None:
+    made = grammar(name, tools={"f": PARTS}, must_call=True)
+    assert takes(name, made, call)
+    assert not takes(name, made, call.replace("y", "z"))
+    assert not takes(name, made, call.replace("3", "three"))
+    assert read(name, call, tools={"f": PARTS})[2] == [("f", {"a": "12", "b": 3, "kind": "y"})]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_may_be_long_and_have_dots(name: str) -> None:
+    called = f"mcp__files.read-{'x' * 112}"
+    sample = next(each for each in samples(name, 200) if each.calls == [("now", {})] and not each.message["content"])
+    text, tools = sample.text.replace("now", called), {called: TOOLS["now"]}
+    assert takes(name, grammar(name, tools=tools), text)
+    assert read(name, text, tools=tools)[2] == [(called, {})]
 
 
 OPEN = {
@@ -315,8 +406,9 @@ def _alternatives() -> dict[str, Any]:
     ],
 )
 def test_hostile_schemas_are_refused_or_taken_and_nothing_else(name: str, schema: dict[str, Any]) -> None:
-    with contextlib.suppress(ValueError):
-        assert grammar(name, tools={"f": {"type": "object", **schema}})
+    for strict in (frozenset[str](), frozenset({"f"})):
+        with contextlib.suppress(ValueError):
+            assert grammar(name, tools={"f": {"type": "object", **schema}}, strict=strict)
 
 
 REFERRED = {
@@ -334,6 +426,18 @@ def test_definitions_go_with_what_refers_to_them() -> None:
     assert '"b=" %json {"type": "integer", "x-guidance": ' in made
     assert takes("pythonic", made, '[find(a="yes", b=3)]')
     assert not takes("pythonic", made, '[find(a="maybe", b=3)]')
+
+
+@pytest.mark.parametrize("name", ["pythonic", "qwen_xml"])
+def test_definitions_that_nothing_refers_to_stay_behind(name: str) -> None:
+    """Those of an API, with every argument that refers to one, are more than a grammar may have."""
+    pair = {"one": {"enum": [1]}, "two": {"type": "array", "items": {"$ref": "#/$defs/one"}}}
+    parts = {f"part{place}": {"const": f"{place:0200}"} for place in range(100)}
+    properties = {f"a{place}": {"$ref": "#/$defs/two"} for place in range(100)}
+    made = grammar(name, tools=tool({"$defs": {**pair, **parts}, "properties": properties}), must_call=True)
+    matcher(name, made)
+    assert '{"enum": [1]}' in made
+    assert "0001" not in made
 
 
 @pytest.mark.parametrize("name", ["pythonic", "qwen_xml", "glm"])
@@ -359,6 +463,16 @@ TREE = {
             {"properties": {"a": {"enum": ["x", "y"]}, "b": {"$ref": "#/properties/a"}}},
             'a="x", b="y"',
             'a="x", b="z"',
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"enum": ["x"]}, {"const": 1}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
+            'a=1, b="x"',
+            'a=1, b="y"',
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/Of%3CA%3E"}}, "$defs": {"Of<A>": {"enum": ["x"]}}},
+            'a="x"',
+            'a="y"',
         ),
         ({"properties": {"from": {"type": "string"}, "is": {"type": "integer"}}}, 'from="x", is=3', 'from="x", is="y"'),
     ],
@@ -392,7 +506,7 @@ def test_arguments_of_several_types(value: dict[str, Any], good: tuple[str, ...]
 def test_what_can_not_be_kept_of_one_of_several_types_is_refused(word: str) -> None:
     optional = {"anyOf": [{"type": "string", word: "date"}, {"type": "null"}]}
     with pytest.raises(ValueError, match=f"'{word}' can't be kept to"):
-        grammar("qwen_xml", tools=tool({"properties": {"a": optional}}))
+        grammar("qwen_xml", tools=tool({"properties": {"a": optional}}), strict=frozenset({"find"}))
 
 
 def test_a_list_of_at_most_one() -> None:

@@ -155,6 +155,33 @@ def test_tool_call_arguments_reach_the_template_as_objects(tmp_path: Path) -> No
     assert call["function"]["arguments"] == '{"x": "<é>"}'
 
 
+@pytest.mark.parametrize("calls", [None, [], ""])
+def test_no_calls_are_not_there_at_all(calls: Any, tmp_path: Path) -> None:
+    """To some templates it makes a call that the key is there, and they leave the text out."""
+    source = "{% for m in messages %}{{ '-' if 'tool_calls' in m else m.content }}{% endfor %}"
+    chat = [{"role": "assistant", "content": "Hi!", "tool_calls": calls}]
+    assert load(tmp_path, source).render_chat(chat).text == "Hi!"
+
+
+@pytest.mark.parametrize("arguments", [None, ""])
+def test_a_call_without_arguments_has_none(arguments: str | None, tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert '"arguments": {}}' in load(tmp_path, QWEN).render_chat(chat).text
+    text = "{{ 'f' + messages[1].tool_calls[0].function.arguments }}"
+    assert load(tmp_path, text).render_chat(chat).text == "f{}"
+
+
+def test_an_assistants_refusal_is_text(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, CHATML)
+    parts = [{"type": "text", "text": "No. "}, {"type": "refusal", "refusal": "I can't."}]
+    assert "assistant\nNo. I can't.<|im_end|>" in tokenizer.render_chat([{"role": "assistant", "content": parts}]).text
+    with pytest.raises(InvalidRequest, match="'refusal' are not supported, only 'text'"):
+        tokenizer.render_chat([{"role": "user", "content": parts}])
+    with pytest.raises(InvalidRequest, match="a refusal part needs a string 'refusal'"):
+        tokenizer.render_chat([{"role": "assistant", "content": [{"type": "refusal", "text": "No."}]}])
+
+
 def test_a_template_error_is_the_clients_to_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="Unknown role: robot"):
         load(tmp_path, LLAMA3).render_chat([{"role": "robot", "content": ""}])

@@ -14,7 +14,9 @@ from support.dialect_samples import NAMES, TOOLS, Sample, dialect, samples
 from support.replies import read_reply
 
 from chairlift.config.sequences import ToolDialect
+from chairlift.text import reply_reader
 from chairlift.text.dialects import DIALECTS, find_dialect
+from chairlift.text.reply_reader import DialectMarkers, DialectReader
 
 
 def read(name: str, text: str, cuts: Iterable[int] = (), *, tools: dict[str, Any] = TOOLS, open_: bool = False) -> Any:
@@ -100,6 +102,43 @@ def test_a_broken_call_is_text_and_a_whole_one_behind_it_is_a_call() -> None:
     broken = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</oops>\n"
     whole = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
     assert read("qwen_xml", broken + whole) == (broken.rstrip(), "", [("now", "{}")])
+
+
+class Counted(str):
+    """A text that counts the letters of all that is cut from it."""
+
+    letters = 0
+
+    def __radd__(self, before: str) -> "Counted":
+        return Counted(before + str(self))
+
+    def __getitem__(self, place: Any) -> "Counted":
+        found = Counted(str(self)[place])
+        Counted.letters += len(found)
+        return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("calls", [False, True])
+def test_no_letter_is_looked_at_again_and_again(name: str, calls: bool) -> None:
+    found = dialect(name)
+    form = found.tool_calls[0]
+    head = form.begin + form.open
+    call = next(each for each in samples(name, 200) if each.calls == [("now", {})] and not each.message["content"])
+    text = call.text * 1000 if calls else head.lstrip()[0] * 3000
+    Counted.letters = 0
+    DialectReader(DialectMarkers(found, TOOLS), False).push(Counted(text))
+    # A marker's length for each marker, at each place where one might begin.
+    assert Counted.letters < 300 * len(text)
+
+
+def test_what_began_like_calls_too_often_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_reader, "_MOST_AGAIN", 60)
+    broken = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</oops>\n"
+    for count, calls in ((1, 1), (2, 0)):
+        text = broken * count + "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+        for cut in range(len(text)):
+            assert len(read("qwen_xml", text, [cut])[2]) == calls
 
 
 def test_types_of_tagged_arguments_follow_the_schema() -> None:

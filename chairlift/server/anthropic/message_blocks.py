@@ -8,7 +8,7 @@ import msgspec
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
 from chairlift.server.anthropic.message_body import Block, CountBody, FormatBody, PickToolBody, ThinkingBody, TurnBody
-from chairlift.server.models.conversation import Conversation, Tool, ToolChoice
+from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, can_reason
 from chairlift.text.speech import Speech
 from chairlift.text.structured import schema_grammar
 
@@ -74,7 +74,8 @@ _SAID_BY = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "
 def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
     """All that makes the prompt. Raises InvalidRequest that names the block at fault. `size` is that of the body.
 
-    Clients name an effort for every model; where it knows no degrees there is none to choose.
+    Clients name an effort for every model, and bounds of its reasoning; where it knows no degrees there is none to
+    choose, and where it is not known how it reasons nothing to bound.
     """
     choice, parallel = _choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
@@ -93,7 +94,7 @@ def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
         grammar=_grammar(output.format) if output is not None and output.format is not None else None,
         reasoning_effort=output.effort if output is not None and speech.takes_effort else None,
         thinking=_thinks(thinking, speech),
-        thinking_tokens=thinking.budget_tokens if thinking is not None else None,
+        thinking_tokens=thinking.budget_tokens if thinking is not None and speech.reasons else None,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
@@ -110,7 +111,7 @@ def _thinks(given: ThinkingBody | None, speech: Speech) -> bool | None:
     """Whether the model is to reason; None: as it likes. Unless it is asked to it does not, if it can be switched."""
     if given is None:
         return False if speech.switch is not None else None
-    return {"enabled": True, "disabled": False}.get(given.type)
+    return {"enabled": True if can_reason(speech) else None, "disabled": False}.get(given.type)
 
 
 def _choice(given: PickToolBody | None) -> tuple[ToolChoice, bool]:

@@ -22,6 +22,8 @@ from chairlift.text.structured import check_size
 MAX_TOOLS = 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+# What makes the grammar of a short schema long, or long to make.
+_SLOW_WORDS = (b'"$ref"', b'"pattern')
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -85,7 +87,7 @@ async def open_conversation(service: SequenceService, conversation: Conversation
     _check_speech(speech, conversation)
     conversation = msgspec.structs.replace(conversation, template_arguments=_arguments(speech, conversation))
     prompt_ids, prefill = await _prompt(service, conversation)
-    return await off_loop(conversation.size, lambda: _opened(speech, conversation, prompt_ids, prefill))
+    return await off_loop(_grammar_size(conversation), lambda: _opened(speech, conversation, prompt_ids, prefill))
 
 
 def _is_plain(conversation: Conversation) -> bool:
@@ -95,6 +97,17 @@ def _is_plain(conversation: Conversation) -> bool:
     return conversation.thinking is None and conversation.thinking_tokens is None
 
 
+def _grammar_size(conversation: Conversation) -> int:
+    """The size, for `off_loop`, of what `_opened` does: a thread's, however few bytes the schemas of tools have, where
+    definitions go with each that refers to them, and where patterns are tried."""
+    size = conversation.size
+    if size <= INLINE_SIZE and conversation.tools:
+        written = msgspec.json.encode([tool.parameters for tool in conversation.tools])
+        if any(word in written for word in _SLOW_WORDS):
+            return INLINE_SIZE + 1
+    return size
+
+
 def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], prefill: Prefill) -> OpenConversation:
     """The conversation in the model's dialect, if one is known."""
     tools = _callable_tools(conversation) if speech.dialect is not None and speech.dialect.tool_calls else {}
@@ -102,6 +115,7 @@ def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], p
         return OpenConversation(prompt_ids, conversation.grammar, None)
     reply = ReplyShape(
         tools=tools,
+        strict=frozenset(tool.name for tool in conversation.tools if tool.strict),
         must_call=conversation.tool_choice.mode == "required",
         parallel=conversation.parallel_tool_calls and conversation.tool_choice.name is None,
         answer=conversation.grammar,
@@ -132,7 +146,7 @@ def check_tools(conversation: Conversation) -> None:
     for index, tool in enumerate(tools):
         where = f"tools[{index}].function"
         if NAME.fullmatch(tool.name) is None:
-            wanted = "must be 1 to 64 letters, digits, '_' and '-'"
+            wanted = "must be 1 to 128 letters, digits, '_', '-' and '.'"
             raise InvalidRequest(f"{where}.name {wanted}, got {tool.name[:80]!r}", f"{where}.name")
         if tool.name in names:
             raise InvalidRequest(f"{where}.name {tool.name!r} is there twice", f"{where}.name")
@@ -159,8 +173,13 @@ def _check_speech(speech: Speech, conversation: Conversation) -> None:
             raise InvalidRequest(
                 "thinking_token_budget: it is not known how this model reasons", "thinking_token_budget"
             )
-    if conversation.thinking and not speech.reasons and speech.switch is None:
+    if conversation.thinking and not can_reason(speech):
         raise InvalidRequest("enable_thinking: it is not known how this model reasons", "enable_thinking")
+
+
+def can_reason(speech: Speech) -> bool:
+    """Whether it is known how the model reasons, or that it does."""
+    return speech.reasons or speech.switch is not None
 
 
 def _thinks(conversation: Conversation) -> bool | None:
@@ -180,10 +199,11 @@ def _arguments(speech: Speech, conversation: Conversation) -> dict[str, Any]:
     if conversation.tools:
         arguments["tools"] = [_described(tool) for tool in conversation.tools]
     if effort is not None and effort != "none":
-        if not speech.takes_effort:
+        if speech.takes_effort:
+            arguments.setdefault("reasoning_effort", effort)
+        elif can_reason(speech):  # one that does not has no effort to choose
             message = "reasoning_effort must be none, or left out: this model's chat template knows no degrees of it"
             raise InvalidRequest(message, "reasoning_effort")
-        arguments.setdefault("reasoning_effort", effort)
     thinks = _thinks(conversation)
     if thinks is not None and speech.switch is not None:
         arguments.setdefault(speech.switch, thinks)
@@ -237,7 +257,8 @@ def _adapted(messages: list[dict[str, Any]], dialect: Dialect) -> list[dict[str,
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if message.get("role") == "assistant" and isinstance(reasoning, str):
             message = {**message, "reasoning_content": reasoning}
-            if dialect.content is not None:
+            # Beside a call these templates have a place for one text, and refuse both.
+            if dialect.content is not None and not (message.get("content") and message.get("tool_calls")):
                 message["thinking"] = reasoning
         if dialect.short_ids:
             message = _with_short_ids(message)

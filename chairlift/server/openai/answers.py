@@ -169,15 +169,18 @@ class SequenceAnswer:
         if self._streams:
             parts = self._render(request.scope.get(WRITER))
             return PartStream("text/event-stream", parts, _last, headers, lambda: close_all(self.samples))
-        size = 0
+        size = length = 0
         async with until_gone(request.receive), contextlib.aclosing(pieces(self.samples)) as groups:
             async for group in groups:
                 more = self._size(group)
                 size += more
+                length += sum(len(piece.text) for piece in group)
                 if size > _MOST_LOGPROBS * _LOGPROB_CHARS:
                     problem = f"the answer has over {_MOST_LOGPROBS} log-probabilities, too many for one document"
                     raise InvalidRequest(f"{problem}; stream it, or ask for fewer", "logprobs")
                 await off_loop(more, partial(self._keep, group))
+        # To take the text apart takes as long as its length, as does writing it.
+        size += length
         choices = await off_loop(size, self._choices)
         counted = usage(self.samples, self.n, self._show_cached, thought=await self.reasoning_tokens())
         about = self._about | {"choices": choices, "usage": counted}
