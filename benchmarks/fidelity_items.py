@@ -3,8 +3,8 @@
     python benchmarks/fidelity_items.py MODEL [--loads 0.5 0.85 0.95 1.1] [--out FILE] [-- SETTINGS]
 
 MODEL is a folder, whose texts go to TEI's /embed, or FILE.py:Class, of which each item is `--item`. First its calls are
-measured, in a process of its own; then the front, by what its process takes for short texts, long ones, and several in
-a request, and by how much longer a crowd with the traffic's own lengths takes than the calls alone. Capacity is what
+measured, in a process of its own; then the front, as `chairlift plan` does, by a crowd with the traffic's own lengths,
+by short texts, long ones, and several in a request. Capacity is what
 the simulator says it is, and each of the `--loads` a share of it. Requests come in bursts, as
 seen by a client with one thread, whose time for a request is measured and simulated, too. After each load the server
 is asked for a forecast of its last two minutes as they were: the same simulator, told of the very calls that it is held
@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -30,8 +31,8 @@ from fidelity import NAMES, at_load, forecast, front_pid
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Outcome, Target
-from chairlift.bench.load import Load, closed_loop
-from chairlift.bench.measure_front import cpu_seconds
+from chairlift.bench.load import Load
+from chairlift.bench.measure_item_front import ItemRequests, item_front
 from chairlift.bench.plan_subject import open_items
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.bench.replay import PromptMaker, make_target, replay
@@ -47,11 +48,8 @@ from chairlift.plan.traffic import Traffic, synthetic
 
 # Words of a text: `[CLS]` and `[SEP]` come on top, for the simulator as for the server.
 _ADDED = 2
-_SHORT, _LONG, _MANY = 8, 200, 8
+# Requests of a crowd.
 _CROWD = 800
-_CLIENTS = 128
-# How often a crowd is sent, of which the median counts.
-_CROWDS = 3
 COLUMNS = tuple(
     Column(each.key, "by its own calls", each.form) if each.key == "own" else each for each in SEQUENCE_COLUMNS
 )
@@ -102,7 +100,8 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
     trace = [msgspec.structs.replace(each, input_length=min(each.input_length, args.longest)) for each in trace]
     with running(command, port, "/health/ready", {"PYTHONPATH": str(Path(__file__).parents[1])}):
         target, api = target_of(args, port)
-        front, client = front_cost(target, api, config, profile, trace)
+        lengths = [each.input_length for each in trace[:_CROWD]]
+        front, client = item_front(requests_of(target, api), front_pid(port), config, profile, lengths)
         recording.results["front"] = msgspec.to_builtins(front)
         recording.results["client"] = client
         case = ItemCase(profile, tuple(map(tokens_of, trace)), front=front)
@@ -139,62 +138,15 @@ def target_of(args: argparse.Namespace, port: int) -> tuple[Target, str]:
     return Target.of(url, SERVED_NAME, body, f"/v1/models/{SERVED_NAME}:predict"), "oip"
 
 
-def front_cost(
-    target: Target, api: str, config: ItemConfig, profile: ItemProfile, trace: Sequence[TraceRequest]
-) -> tuple[FrontCost, float]:
-    """What the front takes for a request, a token and an item, by how much it slows down its worker; and the client."""
-    pid = front_pid(target.port)
-    prompts = PromptMaker(seed=1)
+def requests_of(target: Target, api: str) -> ItemRequests:
+    """Requests in the replay's protocol."""
+    prompts, numbers = PromptMaker(seed=1), count()
 
-    def requests(lengths: Sequence[int], items: int = 1) -> list[bytes]:
-        posted = []
-        for number, words in enumerate(lengths):
-            wanted = TraceRequest(arrival=0.0, input_length=words)
-            texts = [prompts.text(wanted, items * number + index) for index in range(items)]
-            posted.append(target.post({} if api == "oip" else {"inputs": texts}))
-        return posted
+    def body(items: int, length: int) -> dict[str, Any]:
+        wanted = TraceRequest(arrival=0.0, input_length=length)
+        return {} if api == "oip" else {"inputs": [prompts.text(wanted, next(numbers)) for _ in range(items)]}
 
-    # Many at once, as under load: who comes alone wakes the front for itself.
-    short, _ = _used(pid, target, requests([_SHORT] * _CROWD), _CLIENTS)
-    token = item = 0.0
-    if api != "oip":
-        count = _CROWD // 4
-        long, _ = _used(pid, target, requests([_LONG] * count), _CLIENTS)
-        many, _ = _used(pid, target, requests([_SHORT] * count, _MANY), _CLIENTS)
-        token = max((long - short) / (_LONG - _SHORT), 0.0)
-        item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
-    request = max(short - item - token * (_SHORT + _ADDED), 1e-6)
-    _, one_load = _used(pid, target, requests([_SHORT] * 200), 1)
-    alone = float(np.median([outcome.ended - outcome.due for outcome in one_load.outcomes]))
-    size = float(_SHORT + _ADDED) if config.kind == "encoder" else 1.0
-    waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
-    hop = max((alone - profile.call - profile.size * size - short - waited) / 2, 2e-5)
-    front = FrontCost(request=request, prompt_token=token, item=item, hop=hop)
-    texts = trace[:_CROWD]
-    posted = requests([each.input_length for each in texts])
-    crowds = [_used(pid, target, posted, _CLIENTS) for _ in range(_CROWDS)]
-    taken = median(_seconds(load) for _, load in crowds)
-    used = sum(each for each, _ in crowds) / _CROWDS * len(texts)
-    freely = len(texts) / ItemCase(profile, tuple(map(tokens_of, texts)), front=front).capacity(config, len(texts))
-    # What works for a request takes a core each meanwhile: the front, and the client.
-    client = sum(load.cpu for _, load in crowds) / _CROWDS / len(texts)
-    most = 1 + client * len(texts) / used
-    return msgspec.structs.replace(front, contention=min(max((taken - freely) / used, 0.0), most)), client
-
-
-def _seconds(load: Load) -> float:
-    return max(one.ended for one in load.outcomes) - min(one.due for one in load.outcomes)
-
-
-def _used(pid: int, target: Target, requests: Sequence[bytes], clients: int) -> tuple[float, Load]:
-    """The seconds of processor time that the front spent on each of these requests."""
-    closed_loop(target, requests[: 2 * clients], clients, "warm-up")
-    before = cpu_seconds(pid)
-    done = closed_loop(target, requests, clients, "front")
-    failed = [outcome.error for outcome in done.outcomes if outcome.error]
-    if failed:
-        raise SystemExit(f"the server failed {len(failed)} of {len(requests)} requests: {failed[0]}")
-    return (cpu_seconds(pid) - before) / len(requests), done
+    return ItemRequests(target, body, api != "oip")
 
 
 def tokens_of(request: TraceRequest) -> TraceRequest:

@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,13 +174,15 @@ def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfil
 
 def _free_memory() -> None:
     """Have nothing left of a model, since another process loads it now."""
-    import torch
-
     gc.collect()
-    torch.cuda.empty_cache()
+    # Not every model has loaded it.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.cuda.empty_cache()
 
 
 def _measured_items(config: ItemConfig, seconds: float, examples: list[Any]) -> MachineProfile:
+    """Calls by themselves, and then a server of the same model, for what its front takes."""
+    from chairlift.bench.measure_item_front import measure_item_front
     from chairlift.bench.measure_items import measure_items
     from chairlift.bench.measure_sequences import check_seconds
     from chairlift.runners.check_model import check_model
@@ -189,6 +192,15 @@ def _measured_items(config: ItemConfig, seconds: float, examples: list[Any]) -> 
     check_model(config)
     with progress_bar("measure") as progress:
         profile = measure_items(
-            config, make_runner(config), seconds, examples=examples, largest=_MEASURED_ITEMS, on_progress=progress
+            config,
+            make_runner(config),
+            (1 - _FRONT) * seconds,
+            examples=examples,
+            largest=_MEASURED_ITEMS,
+            on_progress=lambda share: progress((1 - _FRONT) * share),
         )
-    return MachineProfile(machine=machine_in_words(), models={Path(config.model).name: profile})
+        _free_memory()
+        front = measure_item_front(
+            config, profile, examples, _FRONT * seconds, lambda share: progress(1 - _FRONT + _FRONT * share)
+        )
+    return MachineProfile(machine=machine_in_words(), front=front, models={Path(config.model).name: profile})

@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
-from support.serve_process import language_model
-from support.simulated import exact_profile
+from support.serve_process import WORKER_MODELS, language_model
+from support.simulated import exact_calls, exact_profile
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import Load
@@ -19,7 +19,9 @@ from chairlift.bench.measure_front import (
     front_cost,
     measure_front,
 )
+from chairlift.bench.measure_item_front import held_seconds, measure_item_front
 from chairlift.bench.measure_sequences import measure_sequences
+from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.errors import Unavailable
@@ -119,3 +121,37 @@ def test_a_model_that_can_not_be_served_is_told(tmp_path: Path) -> None:
     config = SequenceConfig(model=str(tmp_path / "nothing"))
     with pytest.raises(Unavailable, match="can't be served"):
         measure_front(config, exact_profile(), 1.0, lambda share: None)
+
+
+# Models that answer in one call
+
+
+@pytest.mark.processes
+def test_the_front_of_a_class_takes_something_and_its_server_is_gone_afterwards() -> None:
+    config = ItemConfig(model=f"{WORKER_MODELS}:Doubles", kind="python", max_wait_ms=0.0)
+    heard: list[float] = []
+    before = servers()
+    # In this time a crowd is 64 of them.
+    front = measure_item_front(config, exact_calls(1e-3, 1e-4), [1, 2], 64 * 8 * 1.1e-3 + 1e-3, heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    assert 0 < front.request < 1
+    assert (front.prompt_token, front.item) == (0, 0)
+    assert front.hop > 0
+    assert 0 <= front.contention <= 2
+    assert servers() <= before
+
+
+@pytest.mark.parametrize(("examples", "call"), [([], 1e-4), ([1], 1.0)])
+def test_without_examples_or_time_for_a_crowd_the_front_of_items_counts_as_free(
+    examples: list[int], call: float
+) -> None:
+    config, heard = ItemConfig(model="nobody:Serves", kind="python"), []
+    assert measure_item_front(config, exact_calls(call, 1e-4), examples, 10.0, heard.append) == FrontCost()
+    assert heard == [1.0]
+
+
+def test_what_holds_a_thread_is_its_work_and_its_wait_for_a_core() -> None:
+    before = held_seconds(os.getpid())
+    sum(range(3_000_000))
+    assert held_seconds(os.getpid()) > before

@@ -1,0 +1,184 @@
+"""What the front takes for requests that are answered in one call, and how it slows its worker down: on a server."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from chairlift.bench.completion_stream import Target
+from chairlift.bench.load import Load, closed_loop
+from chairlift.bench.measure_front import cpu_seconds
+from chairlift.bench.replay import PromptMaker
+from chairlift.bench.running_server import RunningServer
+from chairlift.config.items import ItemConfig
+from chairlift.errors import RequestFailed
+from chairlift.own_server import own_server
+from chairlift.plan.case import changed
+from chairlift.plan.item_case import ItemCase
+from chairlift.plan.machine_profile import FrontCost, ItemProfile
+from chairlift.plan.planner import as_flags
+from chairlift.plan.trace import TraceRequest
+
+_NAME = "measured"
+# Clients at once, and requests of a crowd: so many if there is time, and no fewer. A crowd is sent so many times.
+_CLIENTS, _MOST, _LEAST, _CROWDS = 128, 800, 64, 3
+# Words of a short text and of a long one, and items of a request with several; those of a crowd are between the former.
+_SHORT, _LONG, _MANY = 8, 200, 8
+# What a tokenizer puts around a text.
+_ADDED = 2
+# How many times the items of a crowd all crowds together have, those before they count included.
+_ALL_CROWDS = 8
+_LEAST_S, _LEAST_HOP_S = 1e-6, 2e-5
+
+
+class ItemRequests(NamedTuple):
+    """Where requests go, and the body of one with so many items of so many words; `sized` if these are texts."""
+
+    target: Target
+    body: Callable[[int, int], dict[str, Any]]
+    sized: bool
+
+    def posted(self, lengths: Sequence[int], items: int = 1) -> list[bytes]:
+        """Requests of these lengths."""
+        return [self.target.post(self.body(items, length)) for length in lengths]
+
+
+def measure_item_front(
+    config: ItemConfig,
+    profile: ItemProfile,
+    examples: Sequence[Any],
+    seconds: float,
+    on_progress: Callable[[float], object],
+) -> FrontCost:
+    """Serve a model whose calls were measured alone, and see what its front takes, in about so many seconds.
+
+    Where nobody says what time a process takes, for tensors, and of a model so slow that there is no time for a crowd,
+    it counts as free. Raises Unavailable if the model can't be served, and RequestFailed with the server's error.
+    """
+    rng, longest = random.Random(0), min(_LONG, (profile.max_tokens or _LONG) - _ADDED)
+    lengths = [rng.randint(min(_SHORT, longest), max(longest, 1)) for _ in range(_MOST)]
+    sized = config.kind == "encoder"
+    each = profile.call + profile.size * (fmean(lengths) if sized else 1.0)
+    number = min(int(seconds / (_ALL_CROWDS * max(each, _LEAST_S))), _MOST)
+    if number < _LEAST or not (sized or examples) or not Path("/proc/self/stat").exists():
+        on_progress(1.0)
+        return FrontCost()
+    # Lists and tables are JSON to flags.
+    settings = {
+        name: json.dumps(value) if isinstance(value, list | dict | tuple) else value
+        for name, value in changed(config).items()
+    }
+    flags = [*as_flags(settings), "--kind", config.kind, "--served-model-name", _NAME, "--data-dir", ""]
+    with own_server(config.model, flags, {"CHAIRLIFT_LOG_LEVEL": "error"}) as server:
+        requests = _requests(server.url, sized, examples)
+        front, _ = item_front(requests, server.pid, config, profile, lengths[:number], on_progress)
+    return front
+
+
+def item_front(
+    requests: ItemRequests,
+    pid: int,
+    config: ItemConfig,
+    profile: ItemProfile,
+    lengths: Sequence[int],
+    on_progress: Callable[[float], object] = lambda share: None,
+) -> tuple[FrontCost, float]:
+    """What the front takes, which is process `pid`, for a request, a token and an item, and what slows its worker down.
+
+    `lengths` are those of the traffic, or like them: a crowd of such tells what a request takes while the worker
+    computes, which then wants all cores. Also returns the seconds of processor time that a request takes of the client.
+    Raises RequestFailed with the server's first error.
+    """
+    number, token, item = len(lengths), 0.0, 0.0
+    crowds = []
+    for done in range(1, _CROWDS + 1):
+        crowds.append(_held(pid, requests, requests.posted(lengths)))
+        on_progress(0.6 * done / _CROWDS)
+    mixed = median(held for held, _ in crowds)
+    short, _ = _held(pid, requests, requests.posted([_SHORT] * number))
+    if requests.sized:
+        few = max(number // 4, 1)
+        longest = max(lengths)
+        long, _ = _held(pid, requests, requests.posted([longest] * few))
+        many, _ = _held(pid, requests, requests.posted([_SHORT] * few, _MANY))
+        token = max((long - short) / max(longest - _SHORT, 1), 0.0)
+        item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
+    on_progress(0.9)
+    request = max(mixed - item - token * (fmean(lengths) + _ADDED), _LEAST_S)
+    front = FrontCost(request=request, prompt_token=token, item=item)
+    front = msgspec.structs.replace(front, hop=_hop(pid, requests, config, profile, short))
+    on_progress(1.0)
+    taken = median(_seconds(load) for _, load in crowds)
+    trace = tuple(TraceRequest(arrival=0.0, input_length=_tokens(requests, length)) for length in lengths)
+    freely = number / ItemCase(profile, trace, front=front).capacity(config, number)
+    # What works for a request takes a core each meanwhile: the front, and the client.
+    client = fmean(load.cpu / number for _, load in crowds)
+    contention = (taken - freely) / (mixed * number)
+    return msgspec.structs.replace(front, contention=min(max(contention, 0.0), 1 + client / mixed)), client
+
+
+def _hop(pid: int, requests: ItemRequests, config: ItemConfig, profile: ItemProfile, short: float) -> float:
+    """What a request that is alone takes more than its call and the front: the way to the worker, or back."""
+    _, alone = _held(pid, requests, requests.posted([_SHORT] * _LEAST), clients=1)
+    whole = median(outcome.ended - outcome.due for outcome in alone.outcomes)
+    call = profile.call + profile.size * _tokens(requests, _SHORT)
+    waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
+    return max((whole - call - waited - short) / 2, _LEAST_HOP_S)
+
+
+def _tokens(requests: ItemRequests, length: int) -> int:
+    return length + _ADDED if requests.sized else 1
+
+
+def _held(pid: int, requests: ItemRequests, posted: Sequence[bytes], clients: int = _CLIENTS) -> tuple[float, Load]:
+    """The seconds for which each of these requests held the front's thread."""
+    closed_loop(requests.target, posted[: 2 * clients], clients, "warm-up")
+    before = held_seconds(pid)
+    load = closed_loop(requests.target, posted, clients, "front")
+    held = held_seconds(pid) - before
+    failed = [outcome.error for outcome in load.outcomes if outcome.error]
+    if failed:
+        raise RequestFailed(f"the server failed {len(failed)} of {len(posted)} requests: {failed[0]}")
+    return held / len(posted), load
+
+
+def held_seconds(pid: int) -> float:
+    """For how long a process's first thread has worked, or waited for a core to; where that is not told, all its time.
+
+    While a worker computes on all cores, what the front does takes as much longer as it waits for one.
+    """
+    try:
+        worked, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return cpu_seconds(pid)
+    return (int(worked) + int(waited)) / 1e9
+
+
+def _seconds(load: Load) -> float:
+    return max(each.ended for each in load.outcomes) - min(each.due for each in load.outcomes)
+
+
+def _requests(url: str, sized: bool, examples: Sequence[Any]) -> ItemRequests:
+    """What a server of this model is sent."""
+    if not sized:
+        line = cycle(examples)
+        path = f"/v1/models/{_NAME}:predict"
+        return ItemRequests(Target.of(url, _NAME, path=path), lambda items, length: _instances(line, items), False)
+    about = RunningServer(url).model(_NAME)
+    path = "/v1/embeddings" if about["task"] == "embed" else "/pooling"
+    prompts, numbers = PromptMaker(seed=1), iter(range(2**62))
+
+    def body(items: int, length: int) -> dict[str, Any]:
+        wanted = TraceRequest(arrival=0.0, input_length=length)
+        return {"model": _NAME, "input": [prompts.text(wanted, next(numbers)) for _ in range(items)]}
+
+    return ItemRequests(Target.of(url, _NAME, path=path), body, True)
+
+
+def _instances(line: "cycle[Any]", items: int) -> dict[str, Any]:
+    return {"instances": list(islice(line, items))}
