@@ -110,8 +110,14 @@ def item_front(
         item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
     on_progress(0.9)
     request = max(mixed - item - token * (fmean(lengths) + _ADDED), _LEAST_S)
-    front = FrontCost(request=request, prompt_token=token, item=item)
-    front = msgspec.structs.replace(front, hop=_hop(pid, requests, config, profile, short))
+    # Who is alone has a batch of its own.
+    alone, load = _held(pid, requests, requests.posted([_SHORT] * _LEAST), clients=1)
+    batch = max(alone - request - item - token * (_SHORT + _ADDED), 0.0)
+    whole = median(outcome.ended - outcome.due for outcome in load.outcomes)
+    call = profile.call + profile.size * _tokens(requests, _SHORT)
+    waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
+    hop = max((whole - call - waited - alone) / 2, _LEAST_HOP_S)
+    front = FrontCost(request=request, prompt_token=token, item=item, batch=batch, hop=hop)
     on_progress(1.0)
     taken = median(_seconds(load) for _, load in crowds)
     trace = tuple(TraceRequest(arrival=0.0, input_length=_tokens(requests, length)) for length in lengths)
@@ -120,15 +126,6 @@ def item_front(
     client = fmean(load.cpu / number for _, load in crowds)
     contention = (taken - freely) / (mixed * number)
     return msgspec.structs.replace(front, contention=min(max(contention, 0.0), 1 + client / mixed)), client
-
-
-def _hop(pid: int, requests: ItemRequests, config: ItemConfig, profile: ItemProfile, short: float) -> float:
-    """What a request that is alone takes more than its call and the front: the way to the worker, or back."""
-    _, alone = _held(pid, requests, requests.posted([_SHORT] * _LEAST), clients=1)
-    whole = median(outcome.ended - outcome.due for outcome in alone.outcomes)
-    call = profile.call + profile.size * _tokens(requests, _SHORT)
-    waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
-    return max((whole - call - waited - short) / 2, _LEAST_HOP_S)
 
 
 def _tokens(requests: ItemRequests, length: int) -> int:

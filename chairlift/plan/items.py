@@ -141,7 +141,9 @@ class VirtualItems:
     def _start(self, batch: Batch, now: float) -> None:
         """Send a batch to its instance, which begins it when it is there, and when the one before is done."""
         self._num_calls += 1
-        there, free = now + self._hop, self._free_at[batch.instance]
+        # One half to send it, and the other to take its results in.
+        left = self._front.work(now, self._front.cost.batch / 2)
+        there, free = left + self._hop, self._free_at[batch.instance]
         began = max(there, free)
         seconds = self._times.seconds(len(batch.items), batch.computed, began)
         seconds += self._front.slowdown(now, seconds)
@@ -157,7 +159,7 @@ class VirtualItems:
     def _finish(self, batch: Batch, outcome: BatchResult, began: float) -> None:
         now, count = self._agenda.now, len(batch.items)
         self._num_calls -= 1
-        delivered = self._front.work(now, self._front.cost.item * count)
+        delivered = self._front.work(now, self._front.cost.item * count + self._front.cost.batch / 2)
         self.steps.note(began, outcome.seconds, count, self.scheduler.num_waiting, batch.computed, 0)
         self.steps.delivered.append(delivered)
         for end in self.scheduler.update(batch, outcome, now):

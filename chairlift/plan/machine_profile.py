@@ -97,7 +97,7 @@ class StepDelay(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Seconds of the front's one thread, for each request, token or item, and of the way between it and a worker.
+    """Seconds of the front's one thread, for each request, token, item or batch, and of the way to a worker or back.
 
     While the front works, a worker that uses all cores is slower. For each second that requests, prompts and items take
     steps are `contention` seconds longer; what they give themselves makes them longer by `delays`, by their number of
@@ -109,6 +109,7 @@ class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     prompt_token: float = 0.0
     output_token: float = 0.0
     item: float = 0.0
+    batch: float = 0.0
     hop: float = 0.0
     contention: float = 0.0
     delays: tuple[StepDelay, ...] = ()
