@@ -77,6 +77,14 @@ def test_what_is_sent_ahead_begins_when_the_one_before_ends() -> None:
     assert idle(ahead=True) < 0.001
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_holds_the_front_as_it_leaves_and_as_it_comes_back(count: int) -> None:
+    lives = simulate([model()], at(*[0.0] * count), front=FrontCost(batch=0.006)).requests
+    for life in lives:
+        assert life.scheduled == pytest.approx(0.003)
+        assert life.end == pytest.approx(0.006 + CALL + SIZE * count)
+
+
 def test_a_request_of_many_items_ends_with_the_last_of_them() -> None:
     trace = [TraceRequest(arrival=0.0, input_length=10, items=20)]
     (life,) = simulate([model()], trace).requests
