@@ -75,7 +75,8 @@ def commands_of(args: argparse.Namespace, work: str) -> list[Program]:
     """What to run of each engine that the options name; exported files go to the folder `work`."""
     texts = [args.model, "--texts", str(args.texts)]
     own = [sys.executable, str(HERE / "embed.py"), *texts, "--roofline"]
-    commands = [("chairlift", own), ("chairlift int8", [*own, "--quantization", "int8"])]
+    commands = [("chairlift", own)]
+    commands += [(f"chairlift {each}", [*own, "--quantization", each]) for each in ("int8", "int4")]
     more = {
         "vllm": [["--batch-tokens", str(tokens)] for tokens in VLLM_BATCH_TOKENS],
         "onnxruntime": [["--work", work], ["--work", work, "--int8"]],

@@ -26,7 +26,7 @@ def main() -> None:
     texts.add_arguments(parser)
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", default="none", choices=["none", "int8"])
+    parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"])
     parser.add_argument("--roofline", action="store_true")
     args = parser.parse_args()
     strings, lengths = texts.make_texts(args.model, args.texts)
@@ -79,7 +79,8 @@ def products_limit(config: EncoderConfig, quantization: str) -> float:
     hidden, middle = config.hidden_size, config.intermediate_size
     up = middle * (2 if config.family.gated else 1)
     shapes = [(3 * hidden, hidden), (hidden, hidden), (up, hidden), (hidden, middle)]
-    seconds = sum(2 * outs * ins / roofline.measure_product((outs, ins), quantization) for outs, ins in shapes)
+    rates = (roofline.measure_product(shape, quantization)[1] for shape in shapes)
+    seconds = sum(2 * outs * ins / rate for (outs, ins), rate in zip(shapes, rates, strict=True))
     return 1 / (config.num_layers * seconds)
 
 

@@ -33,7 +33,8 @@ _SHORT, _LONG, _MANY = 8, 200, 8
 _ADDED = 2
 # How many times the items of a crowd all crowds together have, those before they count included.
 _ALL_CROWDS = 8
-_LEAST_S, _LEAST_HOP_S = 1e-6, 2e-5
+# What a request takes at least with its client, for how many there is time; and the least that is said of the front.
+_REQUEST_S, _LEAST_S, _LEAST_HOP_S = 1e-3, 1e-6, 2e-5
 
 
 class ItemRequests(NamedTuple):
@@ -57,14 +58,14 @@ def measure_item_front(
 ) -> FrontCost:
     """Serve a model whose calls were measured alone, and see what its front takes, in about so many seconds.
 
-    Where nobody says what time a process takes, for tensors, and of a model so slow that there is no time for a crowd,
-    it counts as free. Raises Unavailable if the model can't be served, and RequestFailed with the server's error.
+    Where nobody says what time a process takes, for tensors, and where there is no time for a crowd it counts as free.
+    Raises Unavailable if the model can't be served, and RequestFailed with the server's error.
     """
     rng, longest = random.Random(0), min(_LONG, (profile.max_tokens or _LONG) - _ADDED)
     lengths = [rng.randint(min(_SHORT, longest), max(longest, 1)) for _ in range(_MOST)]
     sized = config.kind == "encoder"
     each = profile.call + profile.size * (fmean(lengths) if sized else 1.0)
-    number = min(int(seconds / (_ALL_CROWDS * max(each, _LEAST_S))), _MOST)
+    number = min(int(seconds / (_ALL_CROWDS * max(each, _REQUEST_S))), _MOST)
     if number < _LEAST or not (sized or examples) or not Path("/proc/self/stat").exists():
         on_progress(1.0)
         return FrontCost()

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 
 from chairlift.ops.base import Quantization
 from chairlift.runners.decoder.config import read_config
+from chairlift.runners.encoder.config import read_encoder_config
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "dynamic"))
+import embed
 import roofline
 
 
@@ -48,3 +52,8 @@ def test_products_are_measured_on_any_processor(quantization: Quantization) -> N
     fastest, rate = roofline.measure_product((64, 96), quantization)
     assert fastest == "ours" or (quantization == "none" and fastest.startswith("oneDNN"))
     assert rate > 0
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_what_products_allow_an_encoder_is_measured_in_each_format(quantization: Quantization) -> None:
+    assert embed.products_limit(read_encoder_config(encoder_folder("bert")), quantization) > 0
