@@ -61,8 +61,9 @@ def measure_item_front(
     Where nobody says what time a process takes, for tensors, and where there is no time for a crowd it counts as free.
     Raises Unavailable if the model can't be served, and RequestFailed with the server's error.
     """
-    rng, longest = random.Random(0), min(_LONG, (profile.max_tokens or _LONG) - _ADDED)
-    lengths = [rng.randint(min(_SHORT, longest), max(longest, 1)) for _ in range(_MOST)]
+    # A word may be two tokens.
+    rng, longest = random.Random(0), max(min(_LONG, ((profile.max_tokens or 2 * _LONG) - _ADDED) // 2), 1)
+    lengths = [rng.randint(min(_SHORT, longest), longest) for _ in range(_MOST)]
     sized = config.kind == "encoder"
     each = profile.call + profile.size * (fmean(lengths) if sized else 1.0)
     number = min(int(seconds / (_ALL_CROWDS * max(each, _REQUEST_S))), _MOST)
@@ -96,26 +97,27 @@ def item_front(
     Raises RequestFailed with the server's first error.
     """
     number, token, item = len(lengths), 0.0, 0.0
+    longest = max(lengths)
+    least = min(_SHORT, longest)
     crowds = []
     for done in range(1, _CROWDS + 1):
         crowds.append(_held(pid, requests, requests.posted(lengths)))
         on_progress(0.6 * done / _CROWDS)
     mixed = median(held for held, _ in crowds)
-    short, _ = _held(pid, requests, requests.posted([_SHORT] * number))
+    short, _ = _held(pid, requests, requests.posted([least] * number))
     if requests.sized:
         few = max(number // 4, 1)
-        longest = max(lengths)
         long, _ = _held(pid, requests, requests.posted([longest] * few))
-        many, _ = _held(pid, requests, requests.posted([_SHORT] * few, _MANY))
-        token = max((long - short) / max(longest - _SHORT, 1), 0.0)
-        item = max((many - short) / (_MANY - 1) - token * (_SHORT + _ADDED), 0.0)
+        many, _ = _held(pid, requests, requests.posted([least] * few, _MANY))
+        token = max((long - short) / max(longest - least, 1), 0.0)
+        item = max((many - short) / (_MANY - 1) - token * (least + _ADDED), 0.0)
     on_progress(0.9)
     request = max(mixed - item - token * (fmean(lengths) + _ADDED), _LEAST_S)
     # Who is alone has a batch of its own.
-    alone, load = _held(pid, requests, requests.posted([_SHORT] * _LEAST), clients=1)
-    batch = max(alone - request - item - token * (_SHORT + _ADDED), 0.0)
+    alone, load = _held(pid, requests, requests.posted([least] * _LEAST), clients=1)
+    batch = max(alone - request - item - token * (least + _ADDED), 0.0)
     whole = median(outcome.ended - outcome.due for outcome in load.outcomes)
-    call = profile.call + profile.size * _tokens(requests, _SHORT)
+    call = profile.call + profile.size * _tokens(requests, least)
     waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
     hop = max((whole - call - waited - alone) / 2, _LEAST_HOP_S)
     front = FrontCost(request=request, prompt_token=token, item=item, batch=batch, hop=hop)
