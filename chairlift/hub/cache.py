@@ -133,14 +133,14 @@ class HubCache:
         Raises ConfigError if it can't be removed.
         """
         folder = self._repo(repo)
+        if folder.is_symlink():
+            # Where it leads to is for whoever made it to say: that may be any folder.
+            raise ConfigError(f"{folder} is a link to {folder.resolve()}; remove both yourself")
         # Links lead to files that are counted where they are.
         freed = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
         try:
             if folder.is_dir():
-                # On another disk, perhaps.
-                shutil.rmtree(folder.resolve())
-            if folder.is_symlink():
-                folder.unlink()
+                shutil.rmtree(folder)
         except OSError as error:
             raise ConfigError(f"{repo} can't be removed: {error.filename or folder}: {error.strerror}") from None
         shutil.rmtree(self.folder / ".locks" / folder.name, ignore_errors=True)

@@ -441,17 +441,14 @@ def test_models_are_pulled_listed_and_removed(hub: FakeHub, capsys: pytest.Captu
     assert not list(Path(constants.HF_HUB_CACHE).glob("models--*"))
 
 
-def test_a_model_on_another_disk_is_removed_there(
-    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_link_leads_to_is_not_removed(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, elsewhere = Path(constants.HF_HUB_CACHE) / "models--org--demo", tmp_path / "other disk"
     said()[0].fetch(NAME)
     folder.rename(elsewhere)
     folder.symlink_to(elsewhere)
-    assert main(["remove", "org/demo"]) == 0
-    assert "freed" in capsys.readouterr().out
-    assert not elsewhere.exists()
-    assert not folder.is_symlink()
+    assert main(["remove", "org/demo"]) == 1
+    assert f"is a link to {elsewhere}; remove both yourself" in capsys.readouterr().err
+    assert (elsewhere / "blobs").is_dir()
 
 
 def test_a_note_that_is_none_is_no_model(hub: FakeHub) -> None:
