@@ -12,6 +12,9 @@ from typing import Any
 from chairlift import __version__
 from chairlift.errors import ChairliftError
 
+# As shells have it: 128 and the number of SIGINT.
+_STOPPED = 130
+
 
 class _Parser(argparse.ArgumentParser):
     """A parser that says of a flag that there is not what may have been meant."""
@@ -35,9 +38,36 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status."""
+    """Run a command and return its exit status: 130 after Ctrl-C, 1 if it fails or nobody reads what it prints."""
     started = time.monotonic()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            status = _run(list(sys.argv[1:] if argv is None else argv), started)
+        except ChairliftError as error:
+            print(f"chairlift: {error}", file=sys.stderr)
+            status = 1
+        except KeyboardInterrupt as stop:
+            print(f"chairlift: {str(stop) or 'stopped'}", file=sys.stderr)
+            status = _STOPPED
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # What is left to be printed would fail once more when Python ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return 1
+
+
+def _run(arguments: Sequence[str], started: float) -> int:
+    args = _parser(arguments).parse_args(arguments)
+    if args.command == "serve":
+        return _serve(args, started)
+    return int(args.run(args))
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands; the one that is asked for has its flags."""
     parser: argparse.ArgumentParser = _Parser(
         prog="chairlift", description="Serve a model with the batching that suits it."
     )
@@ -55,14 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_plan(commands, wanted=arguments[:1] == ["plan"])
     _add_check(commands, wanted=arguments[:1] == ["check"])
     _add_hub(commands)
-    args = parser.parse_args(arguments)
-    try:
-        if args.command == "serve":
-            return _serve(args, started)
-        return int(args.run(args))
-    except ChairliftError as error:
-        print(f"chairlift: {error}", file=sys.stderr)
-        return 1
+    return parser
 
 
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -175,9 +198,18 @@ def _serve(args: argparse.Namespace, started: float) -> int:
         return 1
     from chairlift.config.settings import load
     from chairlift.demo import demo_path
-    from chairlift.server.front import serve
+    from chairlift.server.front import bind, serve
 
-    return serve(load(vars(args), os.environ, Path.cwd(), str(demo_path())), started)
+    settings = load(
+        vars(args),
+        os.environ,
+        Path.cwd(),
+        str(demo_path()),
+        own_server=args.own_server,
+        # A port that is taken is told before gigabytes come.
+        before_fetch=lambda server: bind(server).close(),
+    )
+    return serve(settings, started)
 
 
 if __name__ == "__main__":

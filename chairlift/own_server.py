@@ -22,8 +22,12 @@ class OwnServer(NamedTuple):
 def own_server(
     model: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[OwnServer]:
-    """Serve a model on a free port of this machine until the end of the block. Raises Unavailable if that can't be."""
-    command = [sys.executable, "-m", "chairlift.cli", "serve", model, "--port", "0", *arguments]
+    """Serve a model on a free port of this machine until the end of the block. Raises Unavailable if that can't be.
+
+    It keeps no files, and takes settings of models from wherever they are, but none of the users' server.
+    """
+    flags = ["--own-server", "--port", "0", "--data-dir", "", *arguments]
+    command = [sys.executable, "-m", "chairlift.cli", "serve", model, *flags]
     # Where this command is told to end, so is the server.
     before = {ending: signal.signal(ending, lambda *_: sys.exit(1)) for ending in (signal.SIGTERM, signal.SIGHUP)}
     env = {**os.environ, **(environment or {})}

@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chat_command(args: argparse.Namespace) -> int:
-    """Talk until the input ends. Raises Unavailable or InvalidRequest."""
+    """Talk until the input ends. Raises Unavailable or InvalidRequest, without a terminal KeyboardInterrupt too."""
     key = args.api_key or os.environ.get("CHAIRLIFT_API_KEY")
     settings = {"model": args.model, "max_tokens": args.max_tokens, "temperature": args.temperature}
     asked = {name: value for name, value in settings.items() if value is not None}
@@ -213,8 +213,10 @@ class Talk:
         texts: list[str] = []
         deltas = self._endpoint.stream({**self._settings, "messages": messages})
         dim = False
+        # With nobody to go on with the conversation Ctrl-C ends all of it.
+        stop = contextlib.suppress(KeyboardInterrupt) if self._is_terminal else contextlib.nullcontext()
         try:
-            with contextlib.suppress(KeyboardInterrupt), contextlib.closing(deltas):  # type: ignore[type-var]
+            with stop, contextlib.closing(deltas):  # type: ignore[type-var]
                 for delta in deltas:
                     thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
                     text = delta.get("content") or ""
@@ -242,6 +244,8 @@ class Talk:
         except EOFError:
             return None
         except KeyboardInterrupt:
+            if not self._is_terminal:
+                raise
             self._say("\n")
             return ""
         return "\n".join(lines)

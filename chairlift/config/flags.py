@@ -127,6 +127,8 @@ _TAKEN = {"order"}
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give a parser a flag for every setting; a flag that is not given leaves nothing behind."""
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"{HELP['model']}, or a .toml file")
+    # Of commands that serve a model for themselves, not for users.
+    parser.add_argument("--own-server", action="store_true", help=argparse.SUPPRESS)
     _add_groups(parser, set())
 
 

@@ -75,7 +75,8 @@ def hash_of(key: str) -> str:
 
 def _parse(path: Path) -> dict[str, KeyEntry]:
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        # Some editors begin a file with a byte order mark.
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"the key file {path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

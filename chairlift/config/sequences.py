@@ -34,6 +34,7 @@ ToolDialect = Literal[
     "glm",
     "glm_47",
     "qwen_xml",
+    "seed",
     "gemma",
     "function_gemma",
     "harmony",

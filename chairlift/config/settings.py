@@ -3,7 +3,7 @@
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,10 +80,24 @@ _FIELDS: dict[type, dict[str, Any]] = {
 }
 _OF_MODELS = _FIELDS[SequenceConfig] | _FIELDS[ItemConfig]
 _KNOWN = _OF_MODELS | _FIELDS[ServerConfig]
+# What a server that a command starts for itself takes from no file and no variable: they are about the users' server.
+_NOT_FOR_OWN = _FIELDS[ServerConfig].keys() - _OF_MODELS.keys() - {"log_level"}
 
 
-def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, default_model: str) -> Settings:
-    """Merge all sources; raises ConfigError naming the setting and where it came from."""
+def load(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    folder: Path,
+    default_model: str,
+    *,
+    own_server: bool = False,
+    before_fetch: Callable[[ServerConfig], object] = lambda server: None,
+) -> Settings:
+    """Merge all sources; raises ConfigError naming the setting and where it came from.
+
+    With `own_server` it is for one that a command starts for itself. `before_fetch` is called before the Hub is asked
+    for a model, and may raise what makes that vain.
+    """
     flags = {name: value for name, value in flags.items() if name in _KNOWN or name == "config"}
     file = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
     if str(flags.get("model", "")).endswith(".toml"):
@@ -92,6 +106,9 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
         file = flags.pop("model")
     path = folder / (file or DEFAULT_FILE)
     values = _read(path) if file or path.is_file() else {}
+    above = _from_environment(environ)
+    if own_server:
+        values, above = _for_own_server(values), _for_own_server(above)
     note = ""
     if "model" in flags and not file and _names_others(values, folder, str(flags["model"])):
         # The file was written for other models, and lies here by chance, or for another command.
@@ -99,18 +116,22 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, def
         values = {name: value for name, value in values.items() if name in _FIELDS[ServerConfig] and name != _ALIASES}
         about = f"of its settings the server's hold ({', '.join(values)})" if values else "nothing of it holds"
         note = f"{path.name} here names other models than {flags['model']}: {about}; --config {path.name} takes it all"
-    above = _from_environment(environ)
     above |= {name: _Given(value, f"--{dashed(name)}", typed=False) for name, value in flags.items()}
     if "models" in values:
-        return _several(values, path, above)
+        return _several(values, path, above, before_fetch)
     found = _from_file(values, path, _KNOWN, "") | above
     if "model" not in found:
         found["model"] = _Given(default_model, "the default", typed=True)
         found.setdefault("served_model_name", _Given("demo", "the default", typed=True))
     # Paths in a file are relative to it, all others to the working directory.
     from_file = "model" in values and "model" not in above
-    served = _model(found, path.parent if from_file else folder, None)
-    return Settings((served,), _server(found, path.parent, (served,)), note)
+    server = _server(found, path.parent)
+    served = _model(found, path.parent if from_file else folder, None, lambda: before_fetch(server))
+    return Settings((served,), _with_names(server, (served,)), note)
+
+
+def _for_own_server(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in _NOT_FOR_OWN}
 
 
 def _names_others(values: Mapping[str, Any], folder: Path, model: str) -> bool:
@@ -119,7 +140,9 @@ def _names_others(values: Mapping[str, Any], folder: Path, model: str) -> bool:
     return "models" in values or (named is not None and (folder / str(named)) != folder / model)
 
 
-def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
+def _several(
+    values: dict[str, Any], path: Path, above: _Found, before_fetch: Callable[[ServerConfig], object]
+) -> Settings:
     """Settings of a file with [models.NAME] tables; paths in it are relative to it."""
     tables = values.pop("models")
     if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
@@ -130,20 +153,20 @@ def _several(values: dict[str, Any], path: Path, above: _Found) -> Settings:
             raise ConfigError(
                 f"{given.source} is a model's setting, but {path} has several models: put it under [models.NAME]"
             )
-    models = []
+    models, server = [], _server(found, path.parent)
     for name, table in tables.items():
         known = _OF_MODELS | _FIELDS[Share]
         of_model = _from_file(table, path, known, f"models.{name}.")
         if "model" not in of_model:
             raise ConfigError(f"{path}: models.{name} must say where the model is: model = ...")
-        models.append(_model(of_model, path.parent, name))
+        models.append(_model(of_model, path.parent, name, lambda: before_fetch(server)))
     names = [(served.name, served.share.version) for served in models]
     if twice := next((pair for pair in names if names.count(pair) > 1), None):
         raise ConfigError(f"{path} has version {twice[1]} of {twice[0]!r} twice: give each its own version")
-    return Settings(tuple(models), _server(found, path.parent, models))
+    return Settings(tuple(models), _with_names(server, models))
 
 
-def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
+def _model(found: _Found, folder: Path, name: str | None, before_fetch: Callable[[], object]) -> ServedModel:
     """One model's settings. Raises ConfigError for those that its kind does not have."""
     given = str(_convert("model", found["model"], str))
     path, hub = folder / given, None
@@ -151,6 +174,7 @@ def _model(found: _Found, folder: Path, name: str | None) -> ServedModel:
     if path.is_dir() or path.is_file() or is_class(given):
         refuse_revision(given, revision)
     else:
+        before_fetch()
         path, hub = fetched(given, revision), given
         found = found | {"model": found["model"]._replace(value=str(path))}
     if is_gguf(path):
@@ -193,9 +217,17 @@ def is_class(model: str) -> bool:
     return detect_kind(model) == "python"
 
 
-def _server(found: _Found, folder: Path, models: Iterable[ServedModel]) -> ServerConfig:
-    """The server's settings; `folder` is that of the file. Raises ConfigError for aliases that suit no model."""
+def _server(found: _Found, folder: Path) -> ServerConfig:
+    """The server's settings; `folder` is that of the file."""
     config = ServerConfig(**_of(ServerConfig, found))
+    for name in _PATHS:
+        if (path := getattr(config, name)) and found.get(name, _NOT_GIVEN).typed:
+            setattr(config, name, str(folder / path))
+    return config
+
+
+def _with_names(config: ServerConfig, models: Iterable[ServedModel]) -> ServerConfig:
+    """The server's settings with all further names of its models. Raises ConfigError for aliases that suit none."""
     names = {served.name for served in models}
     for alias, name in config.model_aliases.items():
         if not alias or alias in names:
@@ -205,9 +237,6 @@ def _server(found: _Found, folder: Path, models: Iterable[ServedModel]) -> Serve
     # Clients may also ask for a model by its whole name on the Hub.
     whole = {served.hub: served.name for served in models if served.hub and served.hub not in names}
     config.model_aliases = whole | config.model_aliases
-    for name in _PATHS:
-        if (path := getattr(config, name)) and found.get(name, _NOT_GIVEN).typed:
-            setattr(config, name, str(folder / path))
     return config
 
 
@@ -218,7 +247,8 @@ def _of(config: type, found: _Found) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        # Some editors begin a file with a byte order mark.
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -228,6 +258,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _from_file(values: Mapping[str, Any], path: Path, known: Mapping[str, Any], prefix: str) -> _Found:
     """The settings of a table. Raises ConfigError for one that is not known."""
     for name in values:
+        if name in _KNOWN and name not in known:
+            where = "put it above the first [models.NAME] table"
+            raise ConfigError(f"{path}: {prefix}{name} is a setting of the server, not of a model; {where}")
         if name not in known:
             raise ConfigError(f"{path} has an unknown key {prefix + name!r}{hint(name, known, repr)}")
     return {name: _Given(value, f"{path}: {prefix}{name}", typed=True) for name, value in values.items()}

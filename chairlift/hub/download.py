@@ -165,7 +165,8 @@ class Hub:
         except DownloadFailed:
             raise
         except KeyboardInterrupt:
-            raise DownloadFailed(f"stopped; {again}") from None
+            # Whoever takes it for the end of the command has this to say of it.
+            raise KeyboardInterrupt(f"stopped; {again}") from None
         except GatedRepoError:
             raise DownloadFailed(self._gated(name)) from None
         except HfHubHTTPError as error:

@@ -30,7 +30,7 @@ from chairlift.jobs.records import LineUsage
 from chairlift.jobs.results import length_of
 from chairlift.jobs.store import Job, Store
 from chairlift.run.display import Display, summary
-from chairlift.run.identity import ERRORS, check_same, identity
+from chairlift.run.identity import ERRORS, check_same, fingerprint, identity
 from chairlift.run.plan import Plan, StaticSteps, for_throughput, plan_for
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
@@ -55,6 +55,7 @@ def main(args: argparse.Namespace) -> int:
     from chairlift.demo import demo_path
 
     config = run_config(args)
+    _check_files(config)
     settings = for_throughput(load(model_flags(args), os.environ, Path.cwd(), str(demo_path())))
     _check_concurrency(config, settings)
     if settings.note:
@@ -72,6 +73,18 @@ def main(args: argparse.Namespace) -> int:
             return runner.run(_Run(config, settings, store, job, ledger).run())
 
 
+def _check_files(config: RunConfig) -> None:
+    """Refuse files that the run would fail with, before models are downloaded for it."""
+    fingerprint(config.input)
+    for path in (config.output, config.errors):
+        folder = path.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            closed, missing = f"you may not write to {folder}; allow it", f"there is no folder {folder}; make it"
+            problem = closed if os.path.isdir(folder) else missing
+            raise JobError(f"{path} can't be written: {problem}, or name another file")
+    _check_outputs(config)
+
+
 def _check_concurrency(config: RunConfig, settings: Settings) -> None:
     """Refuse more lines at once than a model's queue takes."""
     for served in settings.models:
@@ -85,9 +98,7 @@ def _check_concurrency(config: RunConfig, settings: Settings) -> None:
 def _opened(config: RunConfig, settings: Settings) -> Iterator[tuple[Store, Job, Ledger]]:
     """The job's state and results: those of a run to take up, or new ones. The state goes when it is of no more use."""
     about = identity(config, settings)
-    for path in (config.output, config.errors):
-        if not config.state.exists():
-            _check_free(path, config)
+    _check_outputs(config)  # again, as loading settings may have taken hours
     store = Store(config.state)
     job, ledger = None, None
     try:
@@ -101,6 +112,13 @@ def _opened(config: RunConfig, settings: Settings) -> Iterator[tuple[Store, Job,
         store.close()
         if job is not None and (job.state == "completed" or nothing_done):
             config.state.unlink(missing_ok=True)
+
+
+def _check_outputs(config: RunConfig) -> None:
+    """Refuse to replace unasked what no run has left that could be taken up."""
+    for path in (config.output, config.errors):
+        if not config.state.exists():
+            _check_free(path, config)
 
 
 def _check_free(path: Path, config: RunConfig) -> None:

@@ -74,6 +74,11 @@ def test_what_is_wrong_is_named(text: str, problem: str, tmp_path: Path) -> None
         read_keys(write(tmp_path, text))
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path, f'\ufeff[keys.alice]\nsha256 = ["{A}"]\nrights = []\n')
+    assert list(read_keys(path)) == ["alice"]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the key file .*none\.toml can't be read"):
         read_keys(tmp_path / "none.toml")

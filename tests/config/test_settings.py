@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,7 @@ def test_classes_in_a_file_are_found_from_it(model: str, expected: str, tmp_path
         ("[models]", [], "must hold tables"),
         ("[models.a]\nseed = 1", [], "models.a must say where the model is"),
         ('[models.a]\nmodel = "m"\nwait = 1', [], "unknown key 'models.a.wait'"),
+        ('[models.a]\nmodel = "m"\nport = 1', [], r"models\.a\.port is a setting of the server, .* above the first"),
         ('seed = 1\n[models.a]\nmodel = "m"', [], "seed is a model's setting"),
         ('[models.a]\nmodel = "m"', ["--seed", "1"], "--seed is a model's setting"),
         ('[models.a]\nmodel = "m"\nweight = "1"', [], r"models\.a\.weight: must be a number, got '1'"),
@@ -230,6 +232,29 @@ def test_refusals_of_several_models(toml: str, argv: list[str], problem: str, tm
     (tmp_path / "chairlift.toml").write_text(toml)
     with pytest.raises(ConfigError, match=problem):
         settings(tmp_path, *argv)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "chairlift.toml").write_text("\ufeffport = 9\n", "utf-8")
+    assert settings(tmp_path).server.port == 9
+
+
+@pytest.mark.parametrize("models", ['model = "m"\nmax_num_seqs = 3\n', SEVERAL.removeprefix("\nport = 7")])
+def test_a_commands_own_server_takes_nothing_of_the_users(models: str, tmp_path: Path) -> None:
+    servers = 'api_key = "k"\ntls_cert = "c.pem"\ndata_dir = "d"\nlog_level = "error"\nmodel_aliases = {a = "b"}\n'
+    (tmp_path / "chairlift.toml").write_text(servers + models)
+    flags = {"model": "m", "port": "0", "data_dir": ""}
+    env = {"CHAIRLIFT_HOST": "0.0.0.0", "CHAIRLIFT_RECORD": "r.jsonl", "CHAIRLIFT_MAX_NUM_BATCHED_TOKENS": "77"}
+    made = load(flags, env, tmp_path, "m", own_server=True)
+    assert made.server == ServerConfig(port=0, data_dir="", log_level="error")
+    config = only(made)
+    assert isinstance(config, SequenceConfig)
+    # Those of the model hold as ever.
+    of_file = 3 if models.startswith("model =") else SequenceConfig(model="m").max_num_seqs
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (of_file, 77)
+    (tmp_path / "chairlift.toml").write_text('api_kye = "k"\n')
+    with pytest.raises(ConfigError, match="did you mean 'api_key'"):
+        load(flags, {}, tmp_path, "m", own_server=True)
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
@@ -417,6 +442,28 @@ def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path
     assert "is no folder or file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", "--nonsense"])
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stop, says in ((KeyboardInterrupt(), "stopped"), (KeyboardInterrupt("some is kept"), "some is kept")):
+
+        def stopped(args: argparse.Namespace, stop: KeyboardInterrupt = stop) -> int:
+            raise stop
+
+        monkeypatch.setattr("chairlift.config.keys.keys_command", stopped)
+        assert main(["keys", "new"]) == 130
+        assert capsys.readouterr().err == f"chairlift: {says}\n"
+
+
+def test_what_nobody_reads_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    # It is closed at the end, with what it still holds.
+    with os.fdopen(writing, "w") as out, monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", out)
+        assert main(["keys", "new"]) == 1
 
 
 def test_the_guide_of_other_servers_flags_is_true() -> None:

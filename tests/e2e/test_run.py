@@ -311,7 +311,8 @@ def test_a_model_that_can_not_load_ends_it(tmp_path: Path) -> None:
         (("in.jsonl", "-o", "o", "--max-failures", "-1"), "--max-failures must be at least 0"),
         (("in.jsonl", "-o", "o", "--concurrency", "2000"), "max_waiting"),
         (("none.jsonl", "-o", "o"), "none.jsonl can't be read: No such file"),
-        (("in.jsonl", "-o", "no/o"), "no/o.job can't be used"),
+        (("in.jsonl", "-o", "no/o"), "no/o can't be written: there is no folder no; make it, or name another file"),
+        (("in.jsonl", "-o", "o", "--errors", "no/e"), "no/e can't be written: there is no folder no"),
         (("in.jsonl", "-o", "o", "--model", "nothing"), "'nothing' is no folder or file"),
     ],
 )

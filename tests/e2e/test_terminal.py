@@ -100,6 +100,21 @@ def test_an_interrupted_answer_ends(
     assert talk(demo_server).splitlines()[-1] in HELLO
 
 
+@pytest.mark.parametrize("interrupted", ["an answer", "a line"])
+def test_without_a_terminal_ctrl_c_ends_the_talk(
+    interrupted: str, lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stream(self: ChatEndpoint, body: Any) -> Iterator[dict[str, Any]]:
+        yield {"content": "Hel"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChatEndpoint, "stream", stream)
+    prompts = lines("Hello!" if interrupted == "an answer" else KeyboardInterrupt(), "never read")
+    with pytest.raises(KeyboardInterrupt):
+        Talk(ChatEndpoint.at("http://x", None), {}, None, io.StringIO(), is_terminal=False).run()
+    assert len(prompts) == 1
+
+
 def test_reasoning_is_dimmed_in_a_terminal(lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     deltas = [{"role": "assistant"}, {"reasoning": "hm"}, {"reasoning_content": "!"}, {"content": "So."}]
     monkeypatch.setattr(ChatEndpoint, "stream", lambda self, body: (each for each in deltas))
@@ -122,12 +137,16 @@ def test_addresses() -> None:
 
 
 @pytest.mark.processes
-def test_a_folder_is_served_for_as_long_as_the_talk_lasts() -> None:
+def test_a_folder_is_served_for_as_long_as_the_talk_lasts(tmp_path: Path) -> None:
+    # The settings of another server, to which these questions do not go.
+    of_server = 'api_key = "k"\ntls_cert = "none.pem"\ntls_key = "none.key"\nrecord = "trace.jsonl"\n'
+    (tmp_path / "chairlift.toml").write_text(of_server)
     command = [sys.executable, "-m", "chairlift.cli", "chat", str(demo_path()), "--temperature", "0"]
     ended = subprocess.run(
-        command, input="What is the capital of France?\n", capture_output=True, text=True, timeout=100
+        command, input="What is the capital of France?\n", capture_output=True, text=True, timeout=100, cwd=tmp_path
     )
     assert (ended.returncode, ended.stdout) == (0, f"{PARIS}\n"), ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["chairlift.toml"]
     wrong = subprocess.run([*command[:4], "nowhere"], capture_output=True, text=True, timeout=100)
     assert (wrong.returncode, "neither a URL nor a folder" in wrong.stderr) == (1, True)
 

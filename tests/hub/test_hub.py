@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -321,6 +322,14 @@ def test_no_more_is_taken_than_the_hub_told_of(hub: FakeHub, repo: FakeRepo, nam
     assert (client.fetch(NAME).path / name).read_bytes() == repo.files[name]
 
 
+def test_check_refuses_a_repository_without_a_tokenizer(
+    hub: FakeHub, repo: FakeRepo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del repo.files["tokenizer.json"]
+    assert main(["check", "org/demo"]) == 1
+    assert "org/demo can't be served: it has no tokenizer.json" in capsys.readouterr().out
+
+
 def test_a_file_of_unknown_size_is_served_if_there_is_room(
     hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,7 +364,7 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     def wanted(*names: str, file: str | None = None) -> list[str]:
         return [each.name for each in wanted_files(HubName("o/m", file), [HubFile(name, 1) for name in names])]
 
-    with pytest.raises(UnsupportedModel, match=r"only pytorch_model\.bin, which can hold code.*save_pretrained"):
+    with pytest.raises(UnsupportedModel, match=r"only pytorch_model\.bin, which can hold code.*save_file\("):
         wanted("config.json", "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match=r"no config\.json.*it has a\.gguf.*as o/m:a\.gguf"):
         wanted("a.gguf", "README.md")
@@ -384,8 +393,19 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     for shards in (
         ["model-00001-of-000002.safetensors", "model-00002-of-000002.safetensors"],
         ["model-1-of-1.safetensors"],
+        # As Qwen 3.5 has them.
+        ["model.safetensors-00001-of-00001.safetensors"],
+        ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"],
     ):
         assert wanted("config.json", index, *shards) == ["config.json", index, *shards]
+    templates = ["additional_chat_templates/tool_use.jinja", "chat_template.jinja"]
+    others = ["additional_chat_templates/a/b.jinja", "other/tool_use.jinja"]
+    assert wanted("config.json", *templates, *others, "model.safetensors") == [
+        templates[0],
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+    ]
     modules = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
     assert set(wanted("config.json", "model.safetensors", "vocab.txt", *modules, "2_Dense/pytorch_model.bin")) == {
         *("config.json", "model.safetensors", "vocab.txt"),
@@ -421,6 +441,28 @@ def test_settings_and_the_library_take_names(hub: FakeHub, tmp_path: Path) -> No
             LLM(folder, revision="v9")
     output = LLM("org/demo").generate("hello", SamplingParams(max_tokens=2), use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) <= 2
+
+
+def test_what_stops_a_command_is_told_before_a_download(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    (tmp_path / "old.jsonl").write_text("precious")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        settings = tmp_path / "several.toml"
+        settings.write_text(f'port = {port}\n[models.one]\nmodel = "org/demo"\n')
+        for served in (("org/demo", "--port", port), (str(settings),)):
+            assert main(["serve", *served]) == 1
+            assert f"can't listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+    for given, out, says in (
+        ("typo.jsonl", "out.jsonl", "typo.jsonl can't be read"),
+        ("in.jsonl", "no/out.jsonl", "there is no folder"),
+        ("in.jsonl", "old.jsonl", "--overwrite replaces it"),
+    ):
+        assert main(["run", str(tmp_path / given), "-o", str(tmp_path / out), "--model", "org/demo"]) == 1
+        assert says in capsys.readouterr().err
+    assert hub.downloads == []
 
 
 def test_models_are_pulled_listed_and_removed(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -478,8 +520,8 @@ def test_ctrl_c_leaves_nothing_that_is_taken_for_whole(hub: FakeHub, repo: FakeR
         time.sleep(0.01)
     pulling.send_signal(signal.SIGINT)
     _, errors = pulling.communicate(timeout=60)
-    assert pulling.returncode == 1, errors
-    assert "stopped; files that came whole are kept" in errors
+    assert pulling.returncode == 130, errors
+    assert "chairlift: stopped; files that came whole are kept" in errors
     assert "Traceback" not in errors
     assert Hub().cache.find(NAME) is None
     repo.slow = 0.0
