@@ -2,10 +2,12 @@
 
 import difflib
 import re
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from chairlift.errors import InvalidRequest
 
@@ -15,6 +17,10 @@ _UNKNOWN, _FLOAT = "unknown field", "got `float`"
 # As `is_neutral` has it.
 _NEUTRAL = re.compile(rb'null|false|""|\[\s*\]|\{\s*\}')
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# The names of an object's fields, each with the same of the objects in it.
+_KnownFields = Mapping[str, "_KnownFields | None"]
+# A field of a body with more bytes, or a list of more objects, would take too long to be gone through for unknown ones.
+_MOST_BYTES, _MOST_OBJECTS = 2**18, 4096
 # Whole ones are integers to clients whose language has only floats. What is longer would not be exact.
 _DECIMAL = re.compile(rb"-?\d{1,16}(?:\.\d{1,16})?(?:[eE]\+?\d)?")
 _MOST_EXACT = 2**53
@@ -57,7 +63,11 @@ def convert(value: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _describe(str(error), where) from None
+        known = _known_of(cast(Any, kind)) if _UNKNOWN in str(error) else None
+        mended = value if known is None else _without_neutral(value, known)
+        if mended == value:
+            raise _describe(str(error), where) from None
+    return convert(mended, kind, where)
 
 
 def is_neutral(value: Any) -> bool:
@@ -92,8 +102,8 @@ def _mended(body: bytes, decoder: "msgspec.json.Decoder[T]", problem: str) -> by
 
     No harm are fields that are unknown and ask for nothing, and whole numbers that are written as floats, `2.0`.
     """
-    known = set(_fields_of(decoder))
-    if not known or not (_UNKNOWN in problem or _FLOAT in problem):
+    known = _known_of(cast(Any, decoder.type))
+    if known is None or not (_UNKNOWN in problem or _FLOAT in problem):
         return None
     try:
         given = _fields.decode(body)
@@ -102,7 +112,54 @@ def _mended(body: bytes, decoder: "msgspec.json.Decoder[T]", problem: str) -> by
     kept = {name: raw for name, raw in given.items() if name in known or not _NEUTRAL.fullmatch(raw)}
     if _FLOAT in problem:
         kept = {name: _as_integer(raw) or raw for name, raw in kept.items()}
+    else:
+        kept = {name: _mended_field(raw, known.get(name)) for name, raw in kept.items()}
     return msgspec.json.encode(kept) if kept != given else None
+
+
+def _mended_field(raw: msgspec.Raw, known: _KnownFields | None) -> msgspec.Raw:
+    """A field whose objects have those fields, without the ones in them that are unknown and ask for nothing."""
+    if known is None or memoryview(raw).nbytes > _MOST_BYTES:
+        return raw
+    try:
+        given = msgspec.json.decode(raw)
+        kept = _without_neutral(given, known)
+        return msgspec.Raw(msgspec.json.encode(kept)) if kept != given else raw
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        # What is wrong with it is for the decoder to say; integers beyond 64 bits can't be written again.
+        return raw
+
+
+def _without_neutral(given: Any, known: _KnownFields) -> Any:
+    """An object, or a list of such, without fields that are unknown and ask for nothing."""
+    if isinstance(given, list) and len(given) <= _MOST_OBJECTS:
+        return [_without_neutral(each, known) for each in given]
+    if not isinstance(given, dict):
+        return given
+    kept = {name: value for name, value in given.items() if name in known or not is_neutral(value)}
+    within = {name: _without_neutral(kept[name], inner) for name, inner in known.items() if inner and name in kept}
+    return kept | within
+
+
+@cache
+def _known_of(kind: Any) -> _KnownFields | None:
+    """The fields of the objects that a type says, in whatever list they may be; None if it says none."""
+    return _known_in(inspect.type_info(kind))
+
+
+def _known_in(kind: inspect.Type) -> _KnownFields | None:
+    match kind:
+        case inspect.Metadata():
+            return _known_in(kind.type)
+        case inspect.ListType():
+            return _known_in(kind.item_type)
+        case inspect.UnionType():
+            # No body takes objects of two kinds in one place.
+            return next(filter(None, map(_known_in, kind.types)), None)
+        case inspect.StructType():
+            known = {field.encode_name: _known_in(field.type) for field in kind.fields}
+            return known if kind.tag_field is None else {**known, kind.tag_field: None}
+    return None
 
 
 def _as_integer(raw: msgspec.Raw) -> msgspec.Raw | None:

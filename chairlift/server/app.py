@@ -28,7 +28,7 @@ from chairlift.server.models.registry import Models, no_route
 from chairlift.server.models.twin import Twin
 from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.responses.response_store import ResponseStore
-from chairlift.server.routes import ENDPOINTS, shape_of
+from chairlift.server.routes import ENDPOINTS, hint_for, shape_of
 from chairlift.server.status import Exposition
 
 
@@ -142,7 +142,7 @@ class _Routes:
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for the errors that are expected."""
     if isinstance(error, HTTPException) and error.status_code == 404:
-        error = no_route(request)
+        error = no_route(request, hint_for(request.url.path))
     elif isinstance(error, HTTPException) and error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}"
         error = ApiError(405, message, code="method_not_allowed", headers=error.headers)

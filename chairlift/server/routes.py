@@ -338,5 +338,19 @@ def shape_of(path: str) -> Shape:
     return next((shape for pattern, shape in _PATTERNS if pattern.match(path)), beside)
 
 
+def hint_for(path: str) -> str:
+    """What to add to the refusal of a path that would be right with another base URL."""
+    if _is_route(f"{_BASE}{path}"):
+        return f"; did you mean {_BASE}{path}? A client's base URL ends in {_BASE}"
+    if path.startswith(f"{_BASE}{_BASE}/") and _is_route(meant := path.removeprefix(_BASE)):
+        return f"; did you mean {meant}? Leave one {_BASE} out of the client's base URL"
+    return ""
+
+
+def _is_route(path: str) -> bool:
+    return path in _EXACT or any(pattern.match(path) for pattern, _ in _PATTERNS)
+
+
+_BASE = "/v1"
 # Of paths that begin so, and are no routes.
 _BESIDE: Mapping[str, Shape] = {"/v2/": oip_shape, "/v1/messages/": anthropic_shape}

@@ -66,6 +66,9 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """One model and how its requests are batched, or 404. KServe v1's clients look at `ready`."""
     name = request.path_params["model"]
+    if not name:
+        # What the list is called by who ends it with a slash.
+        return await list_models(request)
     model = model_in_path(request, name)
     about = _describe(name, model) | {"name": name, "ready": model.ready} | batching_of(model)
     return as_json(about | _tuning_of(model))

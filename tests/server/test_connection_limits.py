@@ -142,6 +142,48 @@ def test_nothing_stays_counted_whatever_happens(model: Any) -> None:
         until(lambda: at_rest(server))
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("path", [PREDICT, "/v1/embeddings"])
+def test_who_sends_another_request_and_hangs_up_is_missed(path: str, apart: bool) -> None:
+    service, dispatcher = function()
+    encoder, other = embedder()
+    line = dispatcher if path == PREDICT else other
+    line.held = True
+    body = b'{"instances": [1]}' if path == PREDICT else b'{"input": "fox"}'
+    raw = head(path, len(body)) + body
+    with listening(service, encoder) as server:
+        with connect(server) as client:
+            client.sendall(raw if apart else raw * 2)
+            until(lambda: line.waiting == 1)
+            if apart:
+                client.sendall(raw)
+            until(lambda: any(each.pipeline for each in list(server.server.server_state.connections)))
+        until(lambda: line.waiting == 0)
+        until(lambda: at_rest(server))
+        assert len(line.submitted) == 1
+        line.held = False
+
+
+def test_few_requests_wait_for_the_one_before_them(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    most = 0
+    begin = protocol.BoundedProtocol.on_headers_complete
+
+    def counting(self: protocol.BoundedProtocol) -> Any:
+        nonlocal most
+        found = begin(self)
+        most = max(most, len(self.pipeline))
+        return found
+
+    monkeypatch.setattr(protocol.BoundedProtocol, "on_headers_complete", counting)
+    with listening(model[0]) as server:
+        # What comes in one piece is taken in before anybody counts, so pieces are small.
+        server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        with connect(server) as client:
+            client.sendall(head("/v1/nothing", 0) * 2000 + head("/v1/nothing", 0, "Connection: close\r\n"))
+            assert read_all(client).count(b"HTTP/1.1 404") == 2001
+    assert most < 500
+
+
 def test_the_count_of_a_body() -> None:
     buffered = Buffered(100)
     first, second = HeldBody(buffered), HeldBody(buffered)

@@ -147,6 +147,12 @@ def test_bad_values_are_refused_by_name(case: Case, body: dict[str, Any], param:
     assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code), answer.text
 
 
+def test_whoever_sends_the_ids_of_another_tokenizer_is_told(case: Case) -> None:
+    message = case.post(input=[[1, 120]]).json()["error"]["message"]
+    assert "outside the vocabulary of 120; if another model's tokenizer made them, send texts" in message
+    assert "check_embedding_ctx_length=False" in message
+
+
 def test_models_that_are_not_there_or_not_embedders(case: Case) -> None:
     with pytest.raises(openai.NotFoundError):
         case.openai.embeddings.create(model="gpt", input="a")

@@ -161,6 +161,8 @@ BODIES: list[tuple[str, Any]] = [
     ("/v1/responses", {"input": "hi", LONG: 1}),
     ("/v1/responses", {"input": [{"type": LONG}]}),
     ("/v1/responses", {"input": [{"role": LONG, "content": ""}]}),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": LONG}]}),
+    ("/v1/responses", {"input": [{"id": LONG}] * 2}),
     ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": LONG, "output": ""}]}),
     ("/v1/responses", {"input": "hi", "previous_response_id": LONG}),
     ("/v1/responses", {"input": "hi", "include": [LONG]}),

@@ -157,6 +157,10 @@ def test_client_sees_thoughts_and_calls(marked: Marked) -> None:
         turns = [*ASK, {"role": "assistant", "content": made.content}]
         results = [{"type": "tool_result", "tool_use_id": each.id, "content": "2"} for each in (add, sub)]
         api.messages.create(model="tiny", max_tokens=2, messages=[*turns, {"role": "user", "content": results}])
+        # So can what a client has made of it, with all that it knows of and is not there.
+        turns[-1]["content"] = [block.model_dump() | {"yet_unknown": None} for block in made.content]
+        api.messages.create(model="tiny", max_tokens=2, messages=[*turns, {"role": "user", "content": results}])
+    assert marked.opened[-1].messages == marked.opened[-2].messages
     assert marked.opened[-1].messages[1:] == [
         {
             "role": "assistant",
@@ -356,7 +360,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ({"messages": ASK * 16_385}, "messages"),
         ({"n": 2}, "'n'"),
-        ({"messages": [{"role": "user", "content": "hello " * 500}]}, "context length"),
+        ({"messages": [{"role": "user", "content": "hello " * 500}]}, "prompt is too long: "),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -443,6 +447,57 @@ def test_who_hangs_up_cancels(streams: bool) -> None:
         front.gone.set()
         await asked
         assert front.client.cancelled == [front.client.requests[0].id]
+
+    run(go)
+
+
+def test_fields_that_are_null_and_not_known_count_as_left_out(marked: Marked) -> None:
+    block = {"type": "text", "text": "hi", "odd": None}
+    odd: dict[str, Any] = {
+        "odd": None,
+        "messages": [{"role": "user", "content": [block], "odd": None}],
+        "tools": [TOOL | {"odd": None, "input_schema": {"type": "object", "default": None}}],
+        "tool_choice": {"type": "auto", "odd": None},
+    }
+    front = Front(replying("ok"))
+    answer = ask(front, **odd)
+    assert answer.status == 200, answer.body
+    (opened,) = marked.opened
+    assert opened.messages == [{"role": "user", "content": "hi"}]
+    # A tool's schema is the client's own.
+    assert opened.tools[0].parameters == {"type": "object", "default": None}
+    for field in ("messages", "tools"):
+        assert "odd" in error(ask(front, **odd | {field: [odd[field][0] | {"odd": 1}]}))["message"]
+    assert "odd" in error(ask(front, **odd | {"tool_choice": {"type": "auto", "odd": 1}}))["message"]
+
+
+def test_of_what_is_large_unknown_fields_are_refused_as_they_are() -> None:
+    """To look for those that are null would take too long."""
+    turns = [{"role": "user", "content": "", "odd": None}]
+    for more in ([{"role": "user", "content": "x" * 2**18}], [{"role": "user", "content": ""}] * 4096):
+        assert "messages[0].odd" in error(ask(Front(), messages=[*turns, *more]))["message"]
+
+
+def test_a_prompt_that_is_too_long_is_told_in_numbers() -> None:
+    async def go() -> None:
+        front = Front(replying("ok"))
+        for letters in range(150, 240):
+            turns = [{"role": "user", "content": "z" * letters}]
+            body = {"messages": turns, "max_tokens": 5}
+            counted = (await front.post("/v1/messages/count_tokens", {"messages": turns})).json()["input_tokens"]
+            answer = await front.post("/v1/messages", body)
+            if counted < 200:
+                assert answer.status == 200
+                continue
+            told = error(answer)
+            assert (answer.status, told["type"]) == (400, "invalid_request_error")
+            assert told["message"] == f"prompt is too long: {counted} tokens > 199 maximum. Shorten it."
+            assert told["details"] == {"error_code": "context_length_exceeded"}
+        assert counted > 205
+        assert max(len(request.prompt_ids) for request in front.client.requests) == 199
+        # One that need not be tokenized to know that.
+        refused = await front.post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "z" * 9000}]})
+        assert error(refused)["message"].startswith("prompt is too long: ")
 
     run(go)
 

@@ -237,8 +237,10 @@ def test_the_key_is_asked_for() -> None:
         assert case.triton.is_server_live()
         with pytest.raises(utils.InferenceServerException, match="UNAUTHENTICATED"):
             case.triton.get_model_metadata("adder")
-        headers = {"authorization": "Bearer secret"}
-        assert case.triton.get_model_metadata("adder", headers=headers).name == "adder"
+        for headers in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
+            assert case.triton.get_model_metadata("adder", headers=headers).name == "adder"
+        with pytest.raises(utils.InferenceServerException, match="'x-api-key: KEY'"):
+            case.triton.get_model_metadata("adder", headers={"x-api-key": "other"})
         answers: Queue[Any] = Queue()
         case.triton.start_stream(callback=lambda result, error: answers.put(error))
         assert "secret" not in str(answers.get(timeout=20))
@@ -332,8 +334,9 @@ def test_a_port_that_is_taken_is_a_config_error(case: Case) -> None:
     from chairlift.server.oip.grpc_server import make_grpc_server
 
     async def go() -> None:
-        with pytest.raises(ConfigError, match="--grpc-port"):
-            make_grpc_server(Models(), ServerConfig(), case.server.port, Keys(ServerConfig()))
+        for port in (case.server.port, case.server.grpc_port):
+            with pytest.raises(ConfigError, match="--grpc-port"):
+                make_grpc_server(Models(), ServerConfig(), port, Keys(ServerConfig()))
 
     asyncio.run(go())
 

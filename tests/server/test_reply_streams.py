@@ -33,7 +33,7 @@ SAID = st.one_of(
 REPLIES = st.lists(SAID, max_size=5).map("".join)
 LENGTHS = st.integers(1, 150)
 # Ids are new with each request.
-IDS = re.compile(r"\b(resp|msg|fc|call|rs|toolu)_[0-9a-f]{24}\b")
+IDS = re.compile(r"\b(resp|msg|fc|call|rs|toolu)_[0-9a-f]{24}(_\d+)?\b")
 MESSAGE_EVENT: Any = TypeAdapter(RawMessageStreamEvent)
 RESPONSE_EVENT: Any = TypeAdapter(ResponseStreamEvent)
 

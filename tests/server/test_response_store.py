@@ -13,7 +13,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.tenants import Tenant
-from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of
+from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of, kept_items
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
 # What one takes beside its texts.
@@ -78,6 +78,23 @@ def test_a_conversation_is_all_of_its_turns() -> None:
     assert (gone.value.status, gone.value.body.param) == (404, "previous_response_id")
     with pytest.raises(ApiError, match="there is no response"):
         kept.delete(ALICE, "a")
+
+
+def test_items_that_are_referred_to_have_the_bytes_of_a_body() -> None:
+    names = [f"resp_{digit * 24}" for digit in "abc"]
+    made = [stored(name) for name in names]
+    kept = store(max_body_bytes=2 * len(made[0].document) + 1)
+    for each in made:
+        kept.put(ALICE, each)
+    places = {f"msg_{digit * 24}_{index}": "input[0].id" for digit in "ab" for index in (0, 1)}
+    assert kept.holders(ALICE, places) == made[:2]
+    assert kept_items(made[:2]).keys() == {f"out-{name}" for name in names[:2]}
+    with pytest.raises(ApiError, match="max_body_bytes") as large:
+        kept.holders(ALICE, places | {f"rs_{'c' * 24}_0": "input[4].id"})
+    assert large.value.status == 413
+    with pytest.raises(ApiError, match=r"input\[0\].id: there is no item") as others:
+        kept.holders(BOB, places)
+    assert others.value.status == 404
 
 
 def test_what_changes_counts_as_it_is_and_what_is_gone_stays_gone() -> None:

@@ -140,7 +140,12 @@ def test_client_sees_thoughts_and_calls_and_goes_on(marked: Marked) -> None:
         api.responses.create(model="tiny", input=outputs, previous_response_id=made.id)
         by_hand = [{"role": "user", "content": "hi"}, *(each.to_dict() for each in made.output), *outputs]
         api.responses.create(model="tiny", input=by_hand, store=False)
-    assert marked.opened[-1].messages == marked.opened[-2].messages
+        # As the client has it: with all that it knows of and is not there.
+        by_hand[1:5] = [each.model_dump() | {"yet_unknown": None} for each in made.output]
+        api.responses.create(model="tiny", input=by_hand, store=False)
+        by_hand[1:5] = [{"type": "item_reference", "id": each.id} for each in made.output]
+        api.responses.create(model="tiny", input=by_hand, store=False)
+    assert all(opened.messages == marked.opened[-1].messages for opened in marked.opened[-4:])
     assert marked.opened[-1].messages == [
         {"role": "user", "content": "hi"},
         {
@@ -415,7 +420,10 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"role": "user", "content": [{"type": "output_text", "text": ""}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": "x", "name": 1, "odd": None}]}, "input[0].name"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": 1}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": "x"}, {"id": "x"}]}, "input[1].id"),
         ({"input": [{"type": "computer_call_output"}]}, "input[0].type"),
         ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments"),
         ({"input": [OUTPUT]}, "input"),
@@ -488,6 +496,51 @@ def test_store_false_and_a_server_that_keeps_none() -> None:
     run(go)
 
 
+def test_items_of_kept_answers_can_be_referred_to() -> None:
+    async def go() -> None:
+        front = Front(replying("ok"), max_stored_responses=2)
+        first = (await post(front)).json()
+        (item,) = first["output"]
+        said = [{"role": "user", "content": "hi", "type": None}, {"type": "item_reference", "id": item["id"]}]
+        asked = [*said, {"role": "user", "content": "you"}]
+        second = (await post(front, input=asked)).json()
+        assert front.tokenizer.decode(front.client.requests[-1].prompt_ids) == "user: hi\nassistant: ok\nuser: you\na: "
+        counted = await front.post("/v1/responses/input_tokens", {"input": [said[0], {"id": item["id"]}, asked[2]]})
+        assert counted.json()["input_tokens"] == len(front.client.requests[-1].prompt_ids)
+        # It is kept as if it had been sent.
+        listed = (await get(front, second["id"], "/input_items")).json()["data"]
+        assert listed[1] == item
+        refused = await post(front, input=[{"id": item["id"], "text": "x"}])
+        assert (refused.status, refused.error["param"]) == (400, "input[0].text")
+        # No other item has such an id, whatever it looks like.
+        others = [f"{item['id']}0", f"rs{item['id'][3:]}", listed[0]["id"], "", "x", first["id"]]
+        for name in others:
+            refused = await post(front, input=[{"type": "item_reference", "id": name}])
+            assert (refused.status, refused.error["code"]) == (404, "item_not_found")
+            assert (refused.error["param"], "Send the item itself" in refused.error["message"]) == ("input[0].id", True)
+        # Who refers to one uses it, so others go first.
+        for _ in range(3):
+            assert (await post(front, input=asked)).status == 200
+        await get(front, first["id"], method="DELETE")
+        assert (await post(front, input=asked)).error["code"] == "item_not_found"
+        assert (await post(front, store=False, input=asked)).error["code"] == "item_not_found"
+
+    run(go)
+
+
+def test_items_of_an_answer_that_is_not_whole_can_not_be_referred_to() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        made = (await post(front, background=True)).json()
+        item = f"msg_{made['id'].removeprefix('resp_')}_0"
+        await get(front, made["id"], "/cancel", "POST")
+        refused = await post(front, input=[{"type": "item_reference", "id": item}])
+        assert (refused.status, refused.error["param"]) == (400, "input")
+        assert "is cancelled: nothing can follow it" in refused.error["message"]
+
+    run(go)
+
+
 def test_counting_takes_what_makes_the_prompt(marked: Marked) -> None:
     async def go() -> None:
         front = Front(replying("ok"))
@@ -544,6 +597,10 @@ def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
             refused = await get(front, name, more, method, **bob)
             assert (refused.status, refused.error["code"]) == (404, "response_not_found")
         assert (await post(front, bob, previous_response_id=name)).status == 404
+        (item,) = (await get(front, name, **alice)).json()["output"]
+        said = [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "x"}]
+        assert (await post(front, bob, input=said)).error["code"] == "item_not_found"
+        assert (await post(front, alice, input=said)).status == 200
         assert (await post(front, alice, previous_response_id=name)).status == 200
         # What counts against no limit of tokens takes the right that batches take.
         refused = await post(front, bearer("carol"), background=True)

@@ -589,6 +589,7 @@ def test_unimplemented_fields_are_refused_by_name(name: str) -> None:
         ({"logprobs": 21}, "logprobs", None),
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
         ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what", "unknown_field"),
+        ({"stream": True, "stream_options": {"what": 1, "why": None}}, "stream_options.what", "unknown_field"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens", None),
     ],
     ids=lambda value: str(value)[:50],
@@ -637,7 +638,17 @@ def test_unknown_model_and_path_and_method() -> None:
         front = Front()
         assert (await front.call("GET", "/v1/models/other")).error["code"] == "model_not_found"
         assert (await front.call("GET", "/v1/models/tiny")).json()["max_model_len"] == 200
-        assert [m["id"] for m in (await front.call("GET", "/v1/models")).json()["data"]] == ["tiny"]
+        for path in ("/v1/models", "/v1/models/"):
+            assert [m["id"] for m in (await front.call("GET", path)).json()["data"]] == ["tiny"]
+        for path, meant in (
+            ("/chat/completions", "; did you mean /v1/chat/completions? A client's base URL ends in /v1"),
+            ("/models/tiny", "; did you mean /v1/models/tiny? A client's base URL ends in /v1"),
+            ("/v1/v1/messages", "; did you mean /v1/messages? Leave one /v1 out of the client's base URL"),
+            ("/v1/v1/nothing", ""),
+            ("/nothing", ""),
+        ):
+            told = (await front.post(path, {})).error
+            assert (told["message"], told["code"]) == (f"there is no {path} here{meant}", "not_found")
         nowhere = await front.call("GET", "/nowhere")
         assert (nowhere.status, nowhere.error["code"]) == (404, "not_found")
         wrong = await front.call("GET", "/v1/completions")

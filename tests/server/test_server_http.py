@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import re
+import tomllib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http import protocol
@@ -32,6 +36,15 @@ async def _connected(app: Any = _hello) -> AsyncIterator[tuple[asyncio.StreamRea
         writer.close()
         server.should_exit = True
         await task
+
+
+def test_uvicorn_has_what_is_hooked() -> None:
+    """Those before 0.45 begin a request without asking, and then nothing lets go of its body."""
+    assert callable(HttpToolsProtocol._start_asgi_task)
+    about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (wanted,) = (each for each in map(Requirement, about["dependencies"]) if each.name == "uvicorn")
+    assert "0.44.0" not in wanted.specifier
+    assert "0.45.0" in wanted.specifier
 
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

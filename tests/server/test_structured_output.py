@@ -72,7 +72,12 @@ def test_what_reaches_the_engine(route: str, body: dict[str, Any], grammar: Any)
     ("body", "param", "says"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", "must be of type"),
-        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format", "must be of type"),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "response_format.schema",
+            "send 'json_schema' with json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object", "odd": 1}}, "response_format", "must be of type"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "must be of type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
@@ -81,8 +86,8 @@ def test_what_reaches_the_engine(route: str, body: dict[str, Any], grammar: Any)
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "odd": 1}}},
-            "response_format.json_schema",
-            "odd",
+            "response_format.json_schema.odd",
+            "unknown field",
         ),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "send one of them"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "goes with guided_json"),

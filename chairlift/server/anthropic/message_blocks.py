@@ -68,6 +68,12 @@ class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+_BLOCKS: Mapping[str, type[_AnyBlock]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+}
 _SAID_BY = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
@@ -169,12 +175,12 @@ def _blocks(given: str | list[Block], where: str, allowed: Sequence[str]) -> lis
         return [TextBlock(given)]
     found: list[_AnyBlock] = []
     for index, block in enumerate(given):
-        kind = block.get("type")
+        kind: Any = block.get("type")
         if kind not in allowed:
             shown = " or ".join(map(repr, allowed))
             message = f"{where}[{index}].type {kind!r} is not supported here, only {shown}"
             raise InvalidRequest(message, f"{where}[{index}].type")
-        found.append(convert(block, _AnyBlock, f"{where}[{index}]"))  # type: ignore[arg-type]
+        found.append(convert(block, _BLOCKS[kind], f"{where}[{index}]"))
     return found
 
 

@@ -13,6 +13,7 @@ from chairlift.errors import InvalidRequest
 from chairlift.server.anthropic.message_answer import MessageAnswer
 from chairlift.server.anthropic.message_blocks import conversation_of
 from chairlift.server.anthropic.message_body import CountBody, MessageBody, check_message_body
+from chairlift.server.http.api_errors import ApiError, PromptTooLong
 from chairlift.server.http.exchange import as_json, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.registry import models_of
@@ -41,13 +42,13 @@ async def create_message(request: Request) -> Response:
     terms = terms_of(request.scope)
     service.check_load(terms)
     opened, continues = await _open(service, body, len(raw))
-    room = _room(service, opened)
-    params = _params(body, service.sampling_defaults, min(body.max_tokens, room) if room > 0 else body.max_tokens)
+    max_tokens = _max_tokens(service, opened, body.max_tokens)
+    params = _params(body, service.sampling_defaults, max_tokens)
     request_id = new_id("msg", "_")
     options = reply_options(opened, bool(body.stream), continues=continues)
     (sample,) = service.submit(request_id, [opened.prompt_ids], params, terms, options)
     omit = body.thinking is not None and body.thinking.display == "omitted"
-    answer = MessageAnswer(service, sample, opened, request_id, 0 < room < body.max_tokens, omit)
+    answer = MessageAnswer(service, sample, opened, request_id, max_tokens < body.max_tokens, omit)
     return await answer.respond(request, bool(body.stream))
 
 
@@ -64,13 +65,32 @@ async def count_tokens(request: Request) -> Response:
 async def _open(service: SequenceService, body: CountBody, size: int) -> tuple[OpenConversation, bool]:
     """The conversation, and whether the answer continues its last message."""
     conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
-    opened = await open_named(service, conversation, _CONVERSATION_NAMES)
+    try:
+        opened = await open_named(service, conversation, _CONVERSATION_NAMES)
+    except PromptTooLong as error:
+        raise _too_long(error.least, error.limit) from None
     return opened, conversation.continue_final_message
 
 
-def _room(service: SequenceService, opened: OpenConversation) -> int:
-    """The tokens that the model has left for an answer. With none, the prompt is refused as too long."""
-    return (service.max_model_len or 0) - len(opened.prompt_ids)
+def _max_tokens(service: SequenceService, opened: OpenConversation, wanted: int) -> int:
+    """As many tokens of an answer as are wanted and the model has room for. Raises ApiError if it has none."""
+    limit, tokens = service.max_model_len, len(opened.prompt_ids)
+    if limit is None:
+        # It is not loaded, which whoever is asked for the answer says.
+        return wanted
+    if tokens >= limit:
+        raise _too_long(tokens, limit)
+    return min(wanted, limit - tokens)
+
+
+def _too_long(tokens: int, limit: int) -> ApiError:
+    """The refusal of a prompt of at least so many tokens, in the words by which Anthropic's clients know it.
+
+    They take the numbers out of it to see how much has to go.
+    """
+    # An answer has at least one token.
+    message = f"prompt is too long: {tokens} tokens > {limit - 1} maximum"
+    return ApiError(400, f"{message}. Shorten it.", "messages", "context_length_exceeded")
 
 
 def _check_stop(service: SequenceService, stop: list[str] | None) -> None:

@@ -6,13 +6,14 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chairlift.config.server import ServerConfig
@@ -28,6 +29,8 @@ HEAD_TIMEOUT_S = 30.0
 HANDSHAKE_TIMEOUT_S = 10.0
 # Connections beyond `max_connections` that are let in to be told so, and for probes, which must not fail with them.
 SPARE_CONNECTIONS = 32
+# Requests of one connection that wait for the one before them, and their bytes, beyond which no more is read.
+MOST_QUEUED, MOST_QUEUED_BYTES = 16, HIGH_WATER_LIMIT
 _CLOSE_TIMEOUT_S = 5
 # How old the `Date` header may be.
 _DATE_S = 1.0
@@ -146,6 +149,27 @@ class Handshake(asyncio.Protocol):
         return protocol
 
 
+class _Flow(FlowControl):
+    """Reads nothing more while the requests that wait for the one before them are many, or large.
+
+    As long as they are few it reads on: a client that hangs up is noticed only by who reads.
+    """
+
+    def __init__(self, transport: asyncio.Transport, queued: Collection[tuple[RequestResponseCycle, Any]]) -> None:
+        super().__init__(transport)
+        self._queued = queued
+
+    def resume_reading(self) -> None:
+        """Read on, if there is room for what comes."""
+        if self.read_paused and (not self._queued or self._has_room()):
+            super().resume_reading()
+
+    def _has_room(self) -> bool:
+        if len(self._queued) >= MOST_QUEUED:
+            return False
+        return sum(_size(cycle) for cycle, _ in self._queued) < MOST_QUEUED_BYTES
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Counts what a connection holds, and closes it where it is one too many, or its client is slow to ask or to read.
 
@@ -166,6 +190,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._held: tuple[RequestResponseCycle, Any] | None = None
         self._holds = False
         self._hang_up: Callable[[], None] | None = None
+        # The last that the application was asked to answer; those after it wait in uvicorn's `pipeline`.
+        self._begun: RequestResponseCycle | None = None
         # Bytes of answers that are counted, those that waited when somebody looked, and whether some went since.
         self._unsent = self._seen_unsent = 0
         self._wrote = False
@@ -173,6 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         cast(set[Any], self.connections).discard(self.handshake)
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         beyond = len(self.connections) - self._limits.max_connections
         self._is_crowded = beyond > 0
         if beyond > SPARE_CONNECTIONS:
@@ -187,8 +214,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
         self._count_unsent(0)
         super().connection_lost(exc)
+        # uvicorn tells the newest request alone, which may be one that waits.
+        if self._begun is not None and not self._begun.response_complete:
+            self._begun.disconnected = True
+            self._begun.message_event.set()
         for cycle, _ in self.pipeline:
             _release(cycle)
+        self.pipeline.clear()
         if self._hang_up is not None:
             self._hang_up()
 
@@ -200,6 +232,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._held is not None:
             (cycle, app), self._held = self._held, None
             self._begin(cycle, app)
+        if self.pipeline:
+            # uvicorn stops reading as soon as a request has to wait.
+            self.flow.resume_reading()
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -354,6 +389,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Have the application answer; what is held of the body is let go when it has."""
+        self._begun = cycle
         cast(dict[str, Any], cycle.scope)[WRITER] = PartWriter(cycle, self._parts)
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
@@ -395,6 +431,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         if self._in_head and not self.transport.is_closing():
             self.transport.close()
+
+
+def _size(cycle: RequestResponseCycle) -> int:
+    """About the bytes of a request that waits."""
+    return len(cycle.body) + sum(len(name) + len(value) for name, value in cycle.scope["headers"])
 
 
 def _release(cycle: RequestResponseCycle) -> None:

@@ -164,7 +164,7 @@ class Keys:
         return self._by_hash.get(hashlib.sha256(key.strip()).hexdigest())
 
     def find_in(self, scope: Scope) -> Tenant | None:
-        """Who sent an HTTP request, or None. Anthropic's clients send their key as `x-api-key`."""
+        """Who sent a request, or None. Anthropic's clients send their key as `x-api-key`."""
         found: Tenant | None = scope.get(TENANT)
         headers = () if found else scope["headers"]
         for name, value in headers:

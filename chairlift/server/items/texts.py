@@ -14,6 +14,11 @@ from chairlift.text.encoding import Cut, TextEncoder
 
 T = TypeVar("T")
 
+# Ids that are in the vocabulary by chance are taken for this model's, so whoever sends such has to be told here.
+_OTHER_IDS = (
+    "if another model's tokenizer made them, send texts instead (LangChain's OpenAIEmbeddings does so with "
+    "check_embedding_ctx_length=False)"
+)
 # Of each there is a number for every word on its way here.
 MAX_SPLADE_INPUTS = 512
 # About what a text takes besides its characters, in characters.
@@ -63,7 +68,8 @@ def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None
         prompts = [_shorten(ids, cut, info.max_tokens) for ids in prompts]
     for index, ids in enumerate(prompts):
         if min(ids) < 0 or (info.vocab_size is not None and max(ids) >= info.vocab_size):
-            raise InvalidRequest(f"{field} has token ids outside the vocabulary of {info.vocab_size}", field)
+            problem = f"{field} has token ids outside the vocabulary of {info.vocab_size}"
+            raise InvalidRequest(f"{problem}; {_OTHER_IDS}", field)
         if info.max_tokens is not None and len(ids) > info.max_tokens:
             message = f"{field}[{index}]: an input has {len(ids)} tokens, but the model takes {info.max_tokens}"
             raise InputTooLong(message, field, index)

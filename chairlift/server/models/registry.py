@@ -211,9 +211,9 @@ def model_in_path(request: Request, name: str, version: str | None = None) -> Mo
     return models.get(name, version)
 
 
-def no_route(request: Request) -> ApiError:
-    """The refusal of a path that leads nowhere."""
-    return ApiError(404, f"there is no {request.url.path} here", code="not_found")
+def no_route(request: Request, hint: str = "") -> ApiError:
+    """The refusal of a path that leads nowhere, with what may be meant."""
+    return ApiError(404, f"there is no {request.url.path} here{hint}", code="not_found")
 
 
 def asked_model(request: Request, name: str | None) -> ItemService:

@@ -85,6 +85,8 @@ def make_grpc_server(
             ("grpc.max_receive_message_length", most_bytes(config)),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_allowed_incoming_connections", config.max_connections),
+            # Another server on the same port would get a part of the calls, and nobody would know.
+            ("grpc.so_reuseport", 0),
             # A call that has no leave to send its message yet can send what fits this window. It must not grow.
             ("grpc.http2.bdp_probe", 0),
             # A client that reads nothing answers no ping either, and its connection is closed.
@@ -203,10 +205,11 @@ class _Service:
         """Who calls, where keys are asked for. Raises a 401."""
         if not self._keys.needed:
             return None
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        tenant = self._keys.find(given.encode()) if isinstance(given, str) else None
+        metadata = context.invocation_metadata() or ()
+        headers = [(key.encode(), value.encode()) for key, value in metadata if isinstance(value, str)]
+        tenant = self._keys.find_in({"headers": headers})
         if tenant is None:
-            raise no_key("metadata 'authorization: Bearer KEY'")
+            raise no_key("metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'")
         return tenant
 
     def _terms(self, context: RpcContext) -> Terms:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.bodies import convert
 from chairlift.core.sequences.request import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import LARGE_SIZE, off_loop
@@ -59,6 +60,10 @@ def of_response_format(given: dict[str, Any]) -> StructuredOutputsParams | None:
     match kind:
         case "text" | "json_object" if not rest:
             return StructuredOutputsParams(json_object=True) if kind == "json_object" else None
+        case "json_object" if "schema" in rest:
+            # As llama.cpp has it.
+            field, instead = "response_format.schema", "send 'json_schema' with json_schema.schema"
+            raise InvalidRequest(f"{field} is not taken with 'json_object'; {instead}", field)
         case "json_schema" if rest.keys() == {"json_schema"}:
             return StructuredOutputsParams(json=_schema(rest["json_schema"]))
         case "structural_tag":
@@ -69,10 +74,7 @@ def of_response_format(given: dict[str, Any]) -> StructuredOutputsParams | None:
 
 def _schema(given: Any) -> dict[str, Any]:
     field = "response_format.json_schema"
-    try:
-        found = msgspec.convert(given, JsonSchemaFormat)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{field}: {error}", field) from None
+    found = convert(given, JsonSchemaFormat, field)
     if found.schema is None:
         raise InvalidRequest(f"{field}.schema is required", f"{field}.schema")
     return found.schema

@@ -7,6 +7,7 @@ import msgspec
 
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
+from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import new_id
 from chairlift.server.responses.response_body import ResponseItem, TypedObject
 
@@ -27,7 +28,7 @@ class MessageItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     role: str
     content: str | list[ResponseItem]
-    type: str = "message"
+    type: str | None = "message"
     id: str | None = None
     status: Any = None
     phase: Any = None
@@ -80,19 +81,57 @@ class ReasoningItem(TypedObject):
     status: Any = None
 
 
-def read_items(given: str | list[ResponseItem]) -> list[ResponseItem]:
-    """Items in the form in which they are kept and listed, each with an id. Raises InvalidRequest naming the field."""
+class ReferenceItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An item of an answer that the server keeps."""
+
+    id: str
+    type: str | None = None
+
+
+def references_in(given: str | list[ResponseItem]) -> dict[str, str]:
+    """The ids of answers' items that an input refers to, and where. What else is wrong with it `read_items` says.
+
+    Raises InvalidRequest for one that is there twice, so that little input can't be a long conversation.
+    """
+    found: dict[str, str] = {}
+    if isinstance(given, str) or len(given) > MAX_ITEMS:
+        return found
+    for index, item in enumerate(given):
+        if _kind(item) == "item_reference" and isinstance(name := item.get("id"), str):
+            where = f"input[{index}].id"
+            if name in found:
+                raise InvalidRequest(f"{where} is that of {found[name]} again; refer to an item once", where)
+            found[name] = where
+    return found
+
+
+def no_item(name: str, where: str) -> ApiError:
+    """The refusal of a reference to what is not there."""
+    message = f"{where}: there is no item {name!r} in an answer that is kept; the oldest go first. Send the item itself"
+    return ApiError(404, message, where, "item_not_found")
+
+
+def read_items(given: str | list[ResponseItem], kept: Mapping[str, ResponseItem]) -> list[ResponseItem]:
+    """Items in the form in which they are kept and listed, each with an id. `kept` are those that may be referred to.
+
+    Raises InvalidRequest naming the field, or ApiError for a reference to what is not kept.
+    """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
         raise InvalidRequest("input must be a text or at least one item", "input")
     if len(given) > MAX_ITEMS:
         raise InvalidRequest(f"input holds {len(given)} items, more than {MAX_ITEMS}", "input")
-    return [_read(item, f"input[{index}]") for index, item in enumerate(given)]
+    return [_read(item, f"input[{index}]", kept) for index, item in enumerate(given)]
 
 
-def _read(item: ResponseItem, where: str) -> ResponseItem:
-    kind = item.get("type", "message")
+def _kind(item: ResponseItem) -> Any:
+    """Its type. Messages and references need not say it."""
+    return item.get("type") or ("item_reference" if "id" in item and "role" not in item else "message")
+
+
+def _read(item: ResponseItem, where: str, kept: Mapping[str, ResponseItem]) -> ResponseItem:
+    kind = _kind(item)
     match kind:
         case "message":
             return _message(convert(item, MessageItem, where), where)
@@ -110,9 +149,11 @@ def _read(item: ResponseItem, where: str) -> ResponseItem:
         case "reasoning":
             return _reasoning(convert(item, ReasoningItem, where), where)
         case "item_reference":
-            message = f"{where}: references to items are not supported; send the item, or use previous_response_id"
-            raise InvalidRequest(message, f"{where}.type")
-    known = "message, function_call, function_call_output and reasoning"
+            name = convert(item, ReferenceItem, where).id
+            if name not in kept:
+                raise no_item(name, f"{where}.id")
+            return kept[name]
+    known = "message, function_call, function_call_output, reasoning and item_reference"
     raise InvalidRequest(f"{where}.type {kind!r} is not supported, only {known}", f"{where}.type")
 
 

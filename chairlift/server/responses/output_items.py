@@ -10,6 +10,7 @@ from chairlift.core.sequences.request import TokenLogprob
 from chairlift.server.http.exchange import new_id
 from chairlift.server.models.sequence_service import Sample
 from chairlift.server.openai.answers import named_logprobs
+from chairlift.server.responses.item_ids import make_item_id
 from chairlift.server.responses.response_body import ResponseItem
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
 from chairlift.text.tokenizer import Tokenizer
@@ -41,11 +42,12 @@ class TextLogprobs:
 
 
 class OutputItems:
-    """The items of one reply. A part of another kind than the last begins the next item."""
+    """The items of one reply, a response's. A part of another kind than the last begins the next item."""
 
-    def __init__(self, logprobs: TextLogprobs | None = None) -> None:
+    def __init__(self, response: str, logprobs: TextLogprobs | None = None) -> None:
         self.done: list[ResponseItem] = []
         self.reasoning: list[str] = []
+        self._response = response
         self._logprobs = logprobs
         self._open: ResponseItem | None = None
         # Of the item that is open: its text, or a call's arguments, and the log-probabilities of a message.
@@ -61,8 +63,8 @@ class OutputItems:
                 self.reasoning.append(part.text)
                 return self._say("reasoning", part.text)
             case CallPart():
-                call = {"id": new_id("fc", "_"), "call_id": new_id("call", "_"), "name": part.name, "arguments": ""}
-                return self._begin({"type": "function_call", **call, "status": "in_progress"})
+                call = {"call_id": new_id("call", "_"), "name": part.name, "arguments": ""}
+                return self._begin({"type": "function_call", **call, "status": "in_progress"}, "fc")
             case ArgumentsPart():
                 self._text.append(part.text)
                 return [self._of_item("response.function_call_arguments.delta", delta=part.text)]
@@ -80,15 +82,14 @@ class OutputItems:
         return [*events, self._of_item(f"{_TEXT_EVENTS[kind]}.delta", content_index=0, delta=text, **more)]
 
     def _begin_text(self, kind: str) -> list[ItemEvent]:
-        if kind == "message":
-            item: ResponseItem = {"type": kind, "id": new_id("msg", "_"), "role": "assistant", "status": "in_progress"}
-        else:
-            item = {"type": kind, "id": new_id("rs", "_"), "summary": [], "status": "in_progress"}
-        events = self._begin(item | {"content": []})
+        own: ResponseItem = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item = {"type": kind, **own, "status": "in_progress", "content": []}
+        events = self._begin(item, "msg" if kind == "message" else "rs")
         return [*events, self._of_item("response.content_part.added", content_index=0, part=_part(kind, ""))]
 
-    def _begin(self, item: ResponseItem) -> list[ItemEvent]:
+    def _begin(self, item: ResponseItem, prefix: str) -> list[ItemEvent]:
         events = self._end("completed")
+        item = {"id": make_item_id(prefix, self._response, len(self.done)), **item}
         self._open = item
         return [*events, {"type": "response.output_item.added", "output_index": len(self.done), "item": item.copy()}]
 

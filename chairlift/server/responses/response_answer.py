@@ -42,7 +42,7 @@ class ResponseAnswer:
         self._about = about
         wanted = sample.stream.request.params.logprobs is not None
         self._logprobs = TextLogprobs(sample, service.tokenizer) if wanted else None
-        self._items = OutputItems(self._logprobs)
+        self._items = OutputItems(about["id"], self._logprobs)
         self._sent = 0
         self._begun = False
 

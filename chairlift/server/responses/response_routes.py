@@ -33,7 +33,7 @@ from chairlift.server.models.reply_steps import open_named, reply_options
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.responses.background_run import NewResponse
 from chairlift.server.responses.event_log import EventLog
-from chairlift.server.responses.input_items import messages_of, read_items
+from chairlift.server.responses.input_items import messages_of, read_items, references_in
 from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument
 from chairlift.server.responses.response_body import (
     InputBody,
@@ -43,7 +43,7 @@ from chairlift.server.responses.response_body import (
     check_response_body,
     response_params,
 )
-from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of
+from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of, kept_items
 from chairlift.server.responses.tool_fields import read_choice, read_tools
 from chairlift.server.responses.truncation import NAMES, Truncation
 from chairlift.text.structured import grammar_of, schema_grammar
@@ -149,14 +149,21 @@ async def count_input_tokens(request: Request) -> Response:
 
 async def _understand(request: Request, service: SequenceService, body: InputBody, size: int) -> _Ask:
     """A body of that many bytes, with what was before it. Raises InvalidRequest naming the field, or ApiError."""
-    previous = body.previous_response_id
-    turns = _store(request).turns(request.scope.get(TENANT), previous) if previous is not None else []
-    size += sum(turn.size for turn in turns)
-    return await off_loop(size, lambda: _read(service, body, turns, size))
+    previous, store, tenant = body.previous_response_id, _store(request), request.scope.get(TENANT)
+    turns = store.turns(tenant, previous) if previous is not None else []
+    holders = store.holders(tenant, references_in(body.input))
+    size += sum(stored.size for stored in (*turns, *holders))
+    return await off_loop(size, lambda: _read(service, body, turns, holders, size))
 
 
-def _read(service: SequenceService, body: InputBody, turns: list[StoredResponse], size: int) -> _Ask:
-    items = read_items(body.input)
+def _read(
+    service: SequenceService,
+    body: InputBody,
+    turns: list[StoredResponse],
+    holders: list[StoredResponse],
+    size: int,
+) -> _Ask:
+    items = read_items(body.input, kept_items(holders))
     all_items = items_of(turns) + items
     tools = read_tools(body.tools or [])
     left, choice = read_choice(body.tool_choice, tools)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,8 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import too_many
 from chairlift.server.http.tenants import Tenant
 from chairlift.server.responses.event_log import EventLog
+from chairlift.server.responses.input_items import no_item
+from chairlift.server.responses.item_ids import response_of
 from chairlift.server.responses.response_body import ResponseItem
 
 # What is kept beside the JSON, in about so many bytes.
@@ -136,6 +138,23 @@ class ResponseStore:
         found.reverse()
         return found
 
+    def holders(self, tenant: Tenant | None, references: Mapping[str, str]) -> list[StoredResponse]:
+        """The responses whose answers have these items, of which it is said where they are referred to.
+
+        Raises a 404 for an item of one that is gone, and a 413 as `turns`.
+        """
+        found: dict[str, StoredResponse] = {}
+        for item, where in references.items():
+            try:
+                stored = self.get(tenant, response_of(item) or "")
+            except ApiError:
+                raise no_item(item, where) from None
+            found[stored.id] = stored
+        if sum(len(stored.document) for stored in found.values()) > self._config.max_body_bytes:
+            message = f"the items referred to have more than {self._config.max_body_bytes} bytes (max_body_bytes)"
+            raise ApiError(413, message, "input", "conversation_too_large")
+        return [*found.values()]
+
     @contextlib.contextmanager
     def place(self, tenant: Tenant | None) -> Iterator[None]:
         """A place in the background. Raises a 429 if the tenant has as many under way as it may."""
@@ -202,12 +221,21 @@ def items_of(turns: Iterable[StoredResponse]) -> list[ResponseItem]:
     """All items of a conversation. Raises InvalidRequest if one of its responses is not complete."""
     items: list[ResponseItem] = []
     for turn in turns:
-        document = msgspec.json.decode(turn.document)
-        if document["status"] not in ("completed", "incomplete"):
-            message = f"the response {turn.id!r} is {document['status']}: nothing can follow it"
-            raise InvalidRequest(message, "previous_response_id")
-        items += msgspec.json.decode(turn.input) + document["output"]
+        items += msgspec.json.decode(turn.input) + _output_of(turn, "previous_response_id")
     return items
+
+
+def kept_items(holders: Iterable[StoredResponse]) -> dict[str, ResponseItem]:
+    """The items of these responses' answers, by their ids. Raises InvalidRequest if one is not complete."""
+    return {item["id"]: item for holder in holders for item in _output_of(holder, "input")}
+
+
+def _output_of(stored: StoredResponse, param: str) -> list[ResponseItem]:
+    document = msgspec.json.decode(stored.document)
+    if document["status"] not in ("completed", "incomplete"):
+        raise InvalidRequest(f"the response {stored.id!r} is {document['status']}: nothing can follow it", param)
+    output: list[ResponseItem] = document["output"]
+    return output
 
 
 def _name(tenant: Tenant | None) -> str | None:
