@@ -145,6 +145,7 @@ class AsyncBatchedFunction(_Batched, Generic[T, R]):
     def __init__(self, function: Callable[..., Any], options: BatchingOptions) -> None:
         super().__init__(function, options)
         self._dispatchers: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
+        self._lock = threading.Lock()
 
     @overload
     def __get__(self, owner: None, kind: type) -> "AsyncBatchedFunction[T, R]": ...
@@ -156,14 +157,19 @@ class AsyncBatchedFunction(_Batched, Generic[T, R]):
     async def __call__(self, item: T, *, priority: int = 0, timeout_ms: float | None = None) -> R:
         """Await the item's result, or its exception; the arguments are those of `BatchedFunction.__call__`."""
         loop = asyncio.get_running_loop()
-        dispatcher = self._dispatchers.get(loop)
-        if dispatcher is None:
-            self._dispatchers = {loop: each for loop, each in self._dispatchers.items() if not loop.is_closed()}
-            options = self._options
-            calls = [AsyncCall(self._function, options.stack, options.call_timeout) for _ in range(options.workers)]
-            dispatcher = self._dispatchers[loop] = Dispatcher(options.limits, calls, raise_originals=True)
+        dispatcher = self._dispatchers.get(loop) or self._dispatcher_of(loop)
         answer = await dispatcher.submit(item, **self._options.fields(item, priority, timeout_ms))
         return cast("R", answer.value)
+
+    def _dispatcher_of(self, loop: asyncio.AbstractEventLoop) -> Dispatcher:
+        """Make the dispatcher of a loop, and let go of those of closed ones. Threads of other loops may do the same."""
+        options = self._options
+        calls = [AsyncCall(self._function, options.stack, options.call_timeout) for _ in range(options.workers)]
+        made = Dispatcher(options.limits, calls, raise_originals=True)
+        with self._lock:
+            open_ones = {each: there for each, there in self._dispatchers.items() if not each.is_closed()}
+            self._dispatchers = open_ones | {loop: made}
+        return made
 
 
 def _submit(

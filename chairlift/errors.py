@@ -58,11 +58,23 @@ class Unavailable(ChairliftError):
 
 
 class WorkerLost(Unavailable):
-    """The model's worker died while it had the request (HTTP 503), perhaps because of it."""
+    """The model's worker died while it had the request (HTTP 503), perhaps because of it: `alone`, it had no other."""
+
+    def __init__(self, message: str, alone: bool = False) -> None:
+        super().__init__(message)
+        self.alone = alone
+
+
+# The code of a request with an item that ended or hung its worker, alone in its call, as often as it was tried.
+ITEM_ENDS_WORKER = "item_ends_worker"
 
 
 class RequestFailed(ChairliftError):
-    """The request was accepted and then failed while it ran (HTTP 500)."""
+    """The request was accepted and then failed while it ran (HTTP 500). `code` is for programs."""
+
+    def __init__(self, message: str, code: str = "request_failed") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class UnsupportedModel(ChairliftError):

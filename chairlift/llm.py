@@ -173,13 +173,13 @@ class LLM:
         # All requests of a call wait before its first step, so no batch need wait for more.
         self.engine.close_queue()
         routes: dict[str, tuple[OpenOutput, int]] = {}
-        for one in outputs:
-            for index, request in enumerate(one.requests):
-                self.engine.add(request)
-                routes[request.id] = one, index
         bar = tqdm(total=len(outputs), desc="requests", disable=not use_tqdm, dynamic_ncols=True)
         made, began = 0, time.perf_counter()
         try:
+            for one in outputs:
+                for index, request in enumerate(one.requests):
+                    routes[request.id] = one, index
+                    self.engine.add(request)
             while routes:
                 stepped = self.engine.step()
                 if stepped is None:

@@ -35,13 +35,15 @@ class ShedReason(enum.StrEnum):
 class Finished(msgspec.Struct, frozen=True):
     """Work that is over and will not be heard of again.
 
-    `detail` is the stop token's id, an error's text, or what there is to say of one that was `shed`, and why.
+    `detail` is the stop token's id, an error's text, or what there is to say of one that was `shed`, and why. What is
+    `deadly` ended or hung the process that computed it, with nothing beside it, as often as it was tried.
     """
 
     id: str
     reason: FinishReason
     detail: Any = None
     shed: ShedReason | None = None
+    deadly: bool = False
 
 
 class Shed(Exception):

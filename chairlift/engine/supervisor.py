@@ -30,8 +30,8 @@ LOAD_ATTEMPTS = 3
 LOADING_SILENCE_S = 120.0
 # For so long nobody has looked after a worker, or read what it said, before that counts as a fault of the front.
 DEAF_S = 10.0
-# A worker that said it is ready, and more than once something else since, did some work. It did not die of its first.
-_SAID_WHEN_WORKING = 3
+# A worker that did so many steps, or parts of calls, did not die of its first.
+_DONE_WHEN_WORKING = 2
 # As a plain number: an operation on zmq's enumeration takes longer than asking the socket.
 _READABLE = int(zmq.POLLIN)
 
@@ -39,7 +39,8 @@ _READABLE = int(zmq.POLLIN)
 class Supervisor:
     """One worker, `python -m MODULE ADDRESS ARGUMENTS`, and its successors. All methods belong to one event loop.
 
-    `take` gets each message's frames; it calls `loaded` or `refused` when the worker says so. `lost` is told why the
+    `take` gets each message's frames; it calls `loaded` or `refused` when the worker says so, and `worked` when it has
+    done something of what it is there for. `lost` is told why the
     answers that are still owed will not come. `on_state` hears of every change of `state`.
 
     A model that could not be loaded in `load_attempts` workers has failed; one that has served is started again for
@@ -80,11 +81,11 @@ class Supervisor:
         self._hurry = asyncio.Event()
         self._was_ready = self._hurried = False
         self._has_served = False
-        # Of the present worker: what it said when it could not load, whether it has loaded, how much it has said, and
-        # whether those who wait for its answers know that none will come.
+        # Of the present worker: what it said when it could not load, whether it has loaded, how much it has said and
+        # done, and whether those who wait for its answers know that none will come.
         self._refusal: str | None = None
         self._has_loaded = False
-        self._taken = 0
+        self._taken = self._done = 0
         self._is_lost = False
         self._watch: Watch | None = None
         self._looked = 0.0
@@ -148,6 +149,10 @@ class Supervisor:
         if self.state not in ("draining", "failed"):
             self.failure = None
             self._become("ready")
+
+    def worked(self) -> None:
+        """The worker has done a step, or a part of a call."""
+        self._done += 1
 
     def refused(self, failed: LoadFailed) -> None:
         """The worker can't load the model; if that is final, and no other ever could, no other is started."""
@@ -222,7 +227,8 @@ class Supervisor:
         failures = 0
         while True:
             started = time.monotonic()
-            self._refusal, self._has_loaded, self._taken, self._is_lost = None, False, 0, False
+            self._refusal, self._has_loaded, self._is_lost = None, False, False
+            self._taken = self._done = 0
             try:
                 why = await self._run_worker()
             except (OSError, zmq.ZMQError) as error:
@@ -240,7 +246,7 @@ class Supervisor:
             if self._is_over():
                 return
             self.restarts += 1
-            worked = self._has_loaded and (time.monotonic() - started > 30 or self._taken >= _SAID_WHEN_WORKING)
+            worked = self._has_loaded and (time.monotonic() - started > 30 or self._done >= _DONE_WHEN_WORKING)
             backoff = 0.0 if worked or self._hurried else min(backoff * 2 or FIRST_BACKOFF_S, MAX_BACKOFF_S)
             what = f"the worker {why}" if self._has_loaded else f"a model could not be loaded: {self.failure}"
             log.error("%s; starting another worker within %.2f s", what, backoff)

@@ -18,7 +18,7 @@ from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.line_order import arrange
 from chairlift.jobs.lines import Line, LineError, Reader
 from chairlift.jobs.records import LineUsage, answered, unanswered, usage_of
-from chairlift.jobs.replies import Client, Reply
+from chairlift.jobs.replies import ENDS_WORKER, Client, Reply
 from chairlift.jobs.retry import Attempts, LineVerdict
 from chairlift.jobs.store import Counts
 
@@ -357,7 +357,8 @@ class JobExecutor:
     def _judge(self, line: Line, reply: Reply) -> None:
         """Deal with an answer that is an error."""
         attempts = self._attempts.setdefault(line.number, Attempts())
-        verdict = attempts.judge(reply.status, _worker_lost(reply), self._options.max_attempts)
+        alone = reply.header(ENDS_WORKER) is not None
+        verdict = attempts.judge(reply.status, _worker_lost(reply), self._options.max_attempts, alone)
         if verdict is LineVerdict.FAILED:
             self._fail(line, answered(self._result_id(line), line, reply))
             return

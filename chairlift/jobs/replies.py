@@ -5,6 +5,9 @@ from typing import Protocol
 
 import msgspec
 
+# The header, in any shape of answer, by which a line is known that was alone in a worker, or in a call, as that ended.
+ENDS_WORKER = b"x-ends-worker"
+
 
 class Reply(msgspec.Struct):
     """An answer. Header names are lower-case."""

@@ -141,6 +141,8 @@ class _Exchange:
 
     def _answer(self, future: "asyncio.Future[Any]") -> None:
         if self._is_over:
+            if not future.cancelled():
+                future.exception()  # or it would be logged that nobody asked
             return
         if (error := future.exception()) is not None:
             self._fail(error)

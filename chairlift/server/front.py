@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from chairlift.server.batches.service import Batches
     from chairlift.server.http.tenants import Keys
     from chairlift.server.live.feed import LiveFeed
+    from chairlift.server.models.registry import Models, ModelService
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
     from chairlift.server.models.tuning import Tuning
@@ -155,6 +156,8 @@ class _Front:
         machine = Machine() if len(settings.models) > 1 else None
         self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine), recorder, spans)
         self._first = self._loader.begin()
+        self._services: list[ModelService] = []
+        self._models: Models | None = None
         self._server: uvicorn.Server | None = None
         self._batches: Batches | None = None
         self._responses: ResponseStore | None = None
@@ -162,7 +165,6 @@ class _Front:
         self._tuning: Tuning | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._status = 0
-        self._failed = 0
 
     async def run(self) -> int:
         """Serve until told to leave."""
@@ -208,7 +210,8 @@ class _Front:
         from chairlift.server.oip.beside import grpc_beside
         from chairlift.server.responses.response_store import ResponseStore
 
-        models = Models([self._loader.prepare(each) for each in self._first], self._loader, self._config.model_aliases)
+        self._services = [self._loader.prepare(each) for each in self._first]
+        self._models = models = Models(self._services, self._loader, self._config.model_aliases)
         self._batches = Batches(models, self._config)
         self._keys = keys = Keys(self._config)
         self._responses = ResponseStore(self._config)
@@ -242,22 +245,25 @@ class _Front:
             _say(f"gRPC on port {grpc_port}")
         if self._batches is not None:
             self._batches.resume()
-        loaded = [asyncio.create_task(self._announce_model(each)) for each in self._first]
-        about = await asyncio.gather(*loaded)
+        first = zip(self._first, self._services, strict=True)
+        about = await asyncio.gather(*(self._announce_model(*each) for each in first))
         if None not in about:
             details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
             _say(f"Chairlift serves {names}, ready in {time.monotonic() - self._started:.1f} s{details}")
 
-    async def _announce_model(self, host: Host) -> str | None:
-        """Wait for a model and return what there is to say of it, or None if it is not going to be served."""
+    async def _announce_model(self, host: Host, service: "ModelService") -> str | None:
+        """Wait for a model and return what there is to say of it, or None if it is not going to be served.
+
+        A server of which no model can be loaded leaves.
+        """
         try:
             await host.wait_ready()
         except Unavailable as error:
-            # While the server leaves this says nothing new.
-            if self._leaving is None:
+            served = [] if self._models is None else self._models.all()
+            # While the server leaves this says nothing new, nor of one that was unloaded, or loaded anew, meanwhile.
+            if self._leaving is None and service in served:
                 _say(f"chairlift: {host.served.name}: {error}", sys.stderr)
-                self._failed += 1
-                if self._failed == len(self._first):
+                if all(each.state == "failed" for each in served):
                     self._status = 1
                     self._stop_server()
             return None

@@ -1,5 +1,8 @@
 """The steps to come: what is known exactly, what cannot be, and that more in line never means sooner."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -7,6 +10,7 @@ from hypothesis import given, settings
 from chairlift.core.cost import Coefficients
 from chairlift.core.sequences.budget import FLOOR
 from chairlift.core.sequences.forecast import Forecast, StepLimits
+from chairlift.core.sequences.outlook import Outlook
 
 STEP = Coefficients(1.0, 0.0, 0.0, 0.0)  # a second a step, whatever is in it
 LIMITS = StepLimits(slots=2, tokens=100, num_blocks=1000, block_size=16)
@@ -100,3 +104,70 @@ def test_nobody_is_sooner_for_one_more_ahead(
         assert first >= last - 1e-9, "first come, first served"
         assert forecast.copy().admit(newcomer, 0, 5).first >= before - 1e-9
         last = first
+
+
+class Noted:
+    """A forecast that notes who was let in, in which order; and how many there were of all copies."""
+
+    def __init__(self, names: tuple[int, ...] = (), count: list[int] | None = None) -> None:
+        self.names = names
+        self.count = [0] if count is None else count
+
+    def copy(self) -> "Noted":
+        return Noted(self.names, self.count)
+
+    def admit(self, each: SimpleNamespace) -> None:
+        self.names += (each.rank[1],)
+        self.count[0] += 1
+
+
+def place(moment: float, serial: int) -> Any:
+    return SimpleNamespace(rank=(moment, serial))
+
+
+def outlook_of(line: list[Any]) -> tuple[Outlook[Any], Noted]:
+    base: Any = Noted()
+    outlook: Outlook[Any] = Outlook(base, lambda forecast, each: forecast.admit(each))
+    for each in line:
+        join(outlook, each)
+    return outlook, base
+
+
+def join(outlook: Outlook[Any], *coming: Any) -> Any:
+    forecast: Any = outlook.before(coming[0].rank)
+    before = forecast.names
+    for each in coming:
+        forecast.admit(each)
+    outlook.add(coming, forecast)
+    return before
+
+
+@given(
+    st.integers(0, 150),
+    st.lists(st.tuples(st.floats(0, 150), st.integers(1, 40), st.floats(-60, 60)), max_size=12),
+)
+def test_an_outlook_has_all_who_go_before_a_place(count: int, coming: list[tuple[float, int, float]]) -> None:
+    line = [place(float(number), number) for number in range(count)]
+    outlook, _ = outlook_of(line)
+    assert outlook.end().names == tuple(range(count))  # type: ignore[attr-defined]
+    serial = count
+    for moment, size, apart in coming:
+        # Of those that come together the others may go before or after the first.
+        party = [place(moment + apart * (index > 0), serial + index) for index in range(size)]
+        serial += size
+        ahead = {each.rank[1] for each in line if each.rank < party[0].rank}
+        found = join(outlook, *party)
+        assert len(found) == len(set(found))
+        assert set(found) == ahead
+        line += party
+    assert len(outlook.end().names) == len(line)  # type: ignore[attr-defined]
+
+
+def test_a_place_in_the_middle_of_a_long_queue_costs_little() -> None:
+    outlook, base = outlook_of([place(float(number), number) for number in range(2000)])
+    assert base.count[0] == 2000
+    for number in range(100):
+        # Now here, now there, and each time the end is asked for as well.
+        assert len(join(outlook, place(number * 777 % 2000 + 0.5, 2000 + number))) >= number * 777 % 2000
+        assert len(outlook.end().names) == 2001 + number  # type: ignore[attr-defined]
+    assert base.count[0] < 2000 + 100 * (32 + 1 + 64 + 1)

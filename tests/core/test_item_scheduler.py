@@ -193,6 +193,29 @@ def test_who_is_overtaken_does_not_count_as_ahead() -> None:
     assert refused == {"arrival": ShedReason.DEADLINE}
 
 
+@pytest.mark.parametrize("shapes", [1, 7, 200])
+@pytest.mark.parametrize("background", [False, True])
+def test_how_many_are_ahead_is_told_of_many_at_once(background: bool, shapes: int) -> None:
+    rng = random.Random(shapes)
+    s = scheduler(max_wait=9.0, priority_ageing=3.0)
+    s.instance_lost(0)
+    items = [
+        item(number, rng.random(), shape_key=number % shapes, priority=rng.randrange(3), background=background)
+        for number in range(200)
+    ]
+    for each in items:
+        s.add(each)
+    line = sorted(items, key=lambda each: each.arrival + 3.0 * each.priority)
+    expected = {each.id: place for place, each in enumerate(line)}
+    assert s.num_ahead([*expected, "unknown"]) == expected
+    some = rng.sample(sorted(expected), 20)
+    assert s.num_ahead(some) == {name: expected[name] for name in some}
+    for name in some:
+        said = f"{expected[name]} of 200 "
+        assert said in s.explain(name).detail
+        assert said in s.explain(name, expected[name]).detail
+
+
 @pytest.mark.parametrize("window", [0, 8])
 def test_sorting_by_length_saves_padding(window: int) -> None:
     rng = random.Random(0)
@@ -536,6 +559,7 @@ def test_who_kills_or_hangs_an_instance_is_found_with_one_more_such_call(failure
     ended, _ = run_all(s, fails)
     assert [name for name, each in ended.items() if each.reason is FinishReason.ERROR] == [culprit]
     assert ended[culprit].detail == "broke (in each of 3 calls)"
+    assert [name for name, each in ended.items() if each.deadly] == [culprit]
     assert [len(names) for names in deaths] == [64, 1, 1]
     assert list(ended)[-1] == culprit, "nobody waits for the last try"
     assert s.num_bisections == 1
@@ -561,6 +585,7 @@ def test_more_than_four_who_kill_end_the_search_for_all_who_wait_in_it(failure: 
     errors = {name: each.detail for name, each in ended.items() if each.reason is FinishReason.ERROR}
     assert errors.keys() == bad | {str(number) for number in range(51, 64)}
     assert all("too many to look for each" in detail for detail in errors.values())
+    assert not ended["51"].deadly, "it was not tried alone"
     assert len(calls) == 1 + 51
     assert not s.searching
     fill(s, "a")
@@ -635,6 +660,7 @@ def test_an_aborted_suspect_ends_the_search() -> None:
         assert s.searching
         s.abort(name)
     assert not s.searching
+    assert not s._bisections._parts, "nothing is left of it"
 
 
 def test_an_item_alone_is_tried_again_as_often_as_allowed() -> None:
@@ -645,6 +671,14 @@ def test_an_item_alone_is_tried_again_as_often_as_allowed() -> None:
         ended, calls = run_all(s, lambda names: Failure.DIED)
         assert len(calls) == only.attempts == 1 + retries
         assert ended["a"].reason is FinishReason.ERROR
+        assert ended["a"].deadly
+    s = scheduler(retries=0)
+    fill(s, "ab")
+    ended, _ = run_all(s, lambda names: Failure.DIED)
+    assert not any(each.deadly for each in ended.values()), "either may have done it"
+    s = scheduler()
+    fill(s, "a")
+    assert not run_all(s, lambda names: Failure.RAISED)[0]["a"].deadly
 
 
 def test_an_instance_that_is_lost_gets_no_work_until_it_is_back() -> None:

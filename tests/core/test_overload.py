@@ -9,7 +9,7 @@ from support.sequences_world import make_request
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
 from chairlift.core.queue import QueueOrder
-from chairlift.core.sequences.forecast import StepLimits
+from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
 from chairlift.core.sequences.overload import ForeseenMoment, LoadShedder, RatioQuantile
 from chairlift.core.sequences.ratio_band import RatioBand
 from chairlift.core.sequences.request import SamplingParams
@@ -150,6 +150,48 @@ def test_the_urgent_go_ahead_and_are_judged_so() -> None:
     lost = front.step()
     assert list(lost) == ["r3"]
     assert urgent != hurried
+
+
+@pytest.mark.parametrize("target", [None, 1e6])
+def test_a_long_queue_is_not_looked_through_for_each_that_comes(
+    target: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = Front(target=target)
+    admitted = [0]
+    admit = Forecast.admit
+
+    def counted(self: Forecast, *lengths: int) -> Expected:
+        admitted[0] += 1
+        return admit(self, *lengths)
+
+    monkeypatch.setattr(Forecast, "admit", counted)
+    front.run(50, 50)
+    for _ in range(1000):
+        front.come(5)
+        front.now += 0.001
+    admitted[0] = 0
+    for number in range(100):
+        # It came before others whose prompts were shorter to read.
+        front.come(5, timeout=1e6, arrival=front.now - 0.01 * (number % 50) - 1e-4)
+        front.shedder.check(0, front.now)
+        front.now += 0.001
+        front.shedder.stepped(front.steps, 1000, STEP, front.now)
+    assert admitted[0] < 100 * 200
+    assert front.shedder.num_waiting == 1100
+
+
+def test_whoever_comes_into_the_middle_is_judged_by_those_before_and_judges_those_behind() -> None:
+    front = Front(target=1e6)
+    front.run(50, 50)
+    for _ in range(100):
+        front.come(10)
+        front.now += 1e-5
+    (early,) = front.come(10, arrival=front.now - 50.5e-5)
+    (last,) = front.come(10)
+    waits = [front.shedder.expected_of(f"r{number}") for number in range(3, 103)]
+    # Two slots, ten steps each: who comes is there with the next pair, and all behind it wait for one more.
+    assert front.shedder.expected_of(early) == pytest.approx(waits[50], abs=0.11)
+    assert front.shedder.expected_of(last) == pytest.approx(waits[99] + 1.0, abs=0.11)
 
 
 def test_the_shortest_go_ahead_where_that_is_the_order() -> None:

@@ -1,6 +1,7 @@
 """What the scheduler does, by example. `World` checks every promise at each call besides what a test looks at."""
 
 import random
+from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
@@ -9,8 +10,10 @@ from support.sequences_world import Setup, World, make_request
 
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
+from chairlift.core.sequences import sequence
 from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.sequence import block_hash
 
 PREFIX = [11, 12, 13, 14, 21, 22, 23, 24]  # two blocks of 4
 
@@ -109,6 +112,23 @@ def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
     step = go(w)
     assert step.num_tokens == {"a": 9, "b": 1}
     assert step.started[0].block_table[:2] == step.started[1].block_table[:2]
+
+
+def test_prompts_are_hashed_when_they_are_next_and_samples_of_one_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[list[int]] = []
+
+    def note(parent: bytes, token_ids: Iterable[int]) -> bytes:
+        hashed.append([*token_ids])
+        return block_hash(parent, hashed[-1])
+
+    monkeypatch.setattr(sequence, "block_hash", note)
+    fields: list[dict[str, Any]] = [{}, {}, {}, {"cache_salt": "bob"}]
+    w = world(*(make_request(f"a-{i}", [*PREFIX, 1], **more) for i, more in enumerate(fields)), num_blocks=200)
+    w.add(make_request("waits", 64))
+    assert hashed == [], "nobody has looked for any yet"
+    step = go(w)
+    assert step.num_tokens == {"a-0": 9, "a-1": 1, "a-2": 1, "a-3": 9}
+    assert hashed == [PREFIX[:4], PREFIX[4:]] * 2, "once for each salt"
 
 
 def test_a_prompt_that_is_cached_whole_still_computes_a_token() -> None:

@@ -107,6 +107,47 @@ def test_a_coroutine_function_is_awaited_on_its_callers_loop() -> None:
     assert len(loops) == 2
 
 
+def test_loops_of_two_threads_may_be_the_first_at_the_same_time() -> None:
+    @chairlift.batched
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    called, done = threading.Event(), threading.Event()
+    kept: list[bool] = []
+
+    async def call_elsewhere() -> None:
+        assert await echo(2) == 2
+        called.set()
+        await asyncio.to_thread(done.wait, 10)
+        kept.append(asyncio.get_running_loop() in echo._dispatchers)
+
+    class ClosedLoop:
+        """A loop that was there before. While one thread looks whether it is closed, another comes with its own."""
+
+        other: threading.Thread | None = None
+
+        def is_closed(self) -> bool:
+            if self.other is None:
+                self.other = threading.Thread(target=lambda: asyncio.run(call_elsewhere()))
+                self.other.start()
+                called.wait(0.1)
+            return True
+
+    closed = ClosedLoop()
+    echo._dispatchers[closed] = None
+
+    async def call_here() -> int:
+        return await echo(1)
+
+    assert asyncio.run(call_here()) == 1
+    called.wait(10)
+    done.set()
+    assert closed.other is not None
+    closed.other.join(10)
+    assert kept == [True]
+    assert closed not in echo._dispatchers
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_of_64_only_the_culprit_gets_its_own_exception(kind: str) -> None:
     calls: list[int] = []

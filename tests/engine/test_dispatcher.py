@@ -496,6 +496,22 @@ def test_a_call_that_somebody_cancels_fails_its_items_and_frees_the_executor() -
     run(main)
 
 
+def test_a_call_that_raises_a_cancellation_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        def compute(payloads: Sequence[Any]) -> list[Any]:
+            if "a" in payloads:
+                raise asyncio.CancelledError
+            return list(payloads)
+
+        dispatcher = Dispatcher(BatchLimits(max_batch_size=1), [Gate(compute)])
+        first, second = dispatcher.submit("a"), dispatcher.submit("b")
+        with pytest.raises(Unavailable, match="cancelled"):
+            await first
+        assert (await asyncio.wait_for(second, 5)).value == "b"
+
+    run(main)
+
+
 def test_batches_are_reported() -> None:
     async def main() -> None:
         seen = []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import chairlift
-from chairlift.core.sequences.request import SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.llm import LLM
@@ -119,6 +119,22 @@ def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
     assert [output.prompt for output in outputs] == [f"Number {i}" for i in range(20)]
     assert all(output.outputs[0].finish_reason == "length" and output.finished for output in outputs)
     assert llm.engine.scheduler.pool.num_used == 0
+
+
+def test_whoever_interrupts_it_while_requests_are_added_can_go_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, added = llm.engine.add, []
+
+    def interrupted(request: Request) -> None:
+        add(request)
+        added.append(request.id)
+        if len(added) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["one", "two", "three", "four"], GREEDY, use_tqdm=False)
+    assert llm.engine.num_unfinished == 0
+    assert len(llm.generate("five", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12
 
 
 def test_chat_answers_readably_and_stops(llm: LLM) -> None:

@@ -11,6 +11,7 @@ from support.sequences_virtual import Arrival, Machine, VirtualModel
 from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import ExpertReads
 from chairlift.core.finished import ShedReason
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
@@ -142,6 +143,24 @@ def test_where_prompts_are_not_cut_steps_are_timed_under_load_and_only_then() ->
     assert predicted == pytest.approx(actual, rel=0.15)
     aimed = VirtualModel(SequenceConfig(model="virtual", target_ttft_ms=1000), Machine())
     assert aimed.engine.stats().coefficients is not None
+
+
+def test_of_a_mixture_of_experts_it_is_told_what_all_its_weights_take() -> None:
+    plain = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=8), Machine())
+    mixture = VirtualModel(SequenceConfig(model="virtual", max_num_seqs=8), Machine(experts=ExpertReads(0.9, 0.125)))
+    for model in (plain, mixture):
+        assert model.engine.stats().all_weights is None
+        for number in range(3):
+            model.send(Arrival(0.0, 50, 100), number)
+            model.step()
+        while model.step():
+            pass
+    told = mixture.engine.stats()
+    assert told.all_weights == mixture.engine.scheduler.meter.model.of_all_weights()
+    assert told.coefficients is not None
+    assert told.all_weights is not None
+    assert told.coefficients.step < told.all_weights.step, "the last steps were of one token"
+    assert plain.engine.stats().all_weights is None
 
 
 def test_where_they_may_be_cut_prompts_and_the_first_decodes_are_timed() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,12 +24,12 @@ from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.lifeline import HEARTBEAT_S
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.messages import EngineStats
+from chairlift.engine.sequences.messages import Add, EngineStats, StepOutput
 from chairlift.engine.sequences.worker import SequenceWorker
 from chairlift.engine.supervisor import Supervisor
 from chairlift.engine.watch import Watch
 from chairlift.engine.worker_messages import Heartbeat, load_failed
-from chairlift.errors import ConfigError, Unavailable, WorkerLost
+from chairlift.errors import ConfigError, QueueFull, Unavailable, WorkerLost
 from chairlift.runners.decoder.runner import DecoderRunner
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +127,7 @@ def test_a_step_is_overdue_after_the_timeout_and_many_times_what_it_should_take(
 
 
 def test_a_grammar_that_nobody_waits_for_any_more_wakes_the_worker_once() -> None:
-    engine = SimpleNamespace(longest_step=0.1, take_prepared=list)
+    engine = SimpleNamespace(longest_step=0.1, take_prepared=list, clock=time.monotonic)
     line = SimpleNamespace(overdue=None, phase=0)
     with zmq.Context() as context, context.socket(zmq.PAIR) as messages:
         worker = SequenceWorker(engine, messages, line, 30.0, shares_machine=False)  # type: ignore[arg-type]
@@ -134,6 +135,23 @@ def test_a_grammar_that_nobody_waits_for_any_more_wakes_the_worker_once() -> Non
         assert worker._poller.poll(1000)
         assert worker._listen(0)
         assert not worker._poller.poll(0), "it would never sleep again"
+
+
+def test_however_many_messages_come_the_next_step_does_not_wait_for_all_of_them() -> None:
+    added: list[str] = []
+    # To take one in takes 4 ms here.
+    engine = SimpleNamespace(longest_step=0.1, clock=lambda: 0.004 * len(added), add=lambda each: added.append(each.id))
+    line = SimpleNamespace(overdue=None, phase=0)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as messages, context.socket(zmq.PAIR) as front:
+        messages.bind("inproc://messages")
+        front.connect("inproc://messages")
+        worker = SequenceWorker(engine, messages, line, 30.0, shares_machine=False)  # type: ignore[arg-type]
+        sent = [request(5) for _ in range(7)]
+        for each in sent:
+            front.send(msgspec.msgpack.encode(Add(each)))
+        for taken in (3, 6, 7):
+            assert worker._listen(1)
+            assert added == [each.id for each in sent[:taken]]
 
 
 def test_what_a_step_should_take_follows_from_loading_and_from_who_runs() -> None:
@@ -174,6 +192,126 @@ def test_why_a_model_could_not_be_loaded_is_said_in_a_line() -> None:
     assert len(failure_of(ValueError("x" * 10_000))[0]) < 400
     # As Python reads the name of a file that is no UTF-8.
     assert failure_of(ConfigError("shard \udcff is missing")) == (r"shard \udcff is missing", True)
+
+
+# What the front makes of a worker's end. What is sent to it is noted here
+
+
+class Ready(SequenceClient):
+    """A client whose worker is ready, as far as it knows."""
+
+    def __init__(self, max_waiting: int = 1024) -> None:
+        super().__init__(SequenceConfig(model="none"), max_waiting)
+        self.sent: list[Any] = []
+        self._worker.send = lambda frames: self.sent.append(frames)  # type: ignore[method-assign]
+        self._worker.state, self._worker._socket = "ready", object()  # type: ignore[assignment]
+
+    def take(self, **stats: int) -> None:
+        """Hear of a step."""
+        self._take_step(StepOutput([], EngineStats(**stats)))
+
+
+def test_whom_nobody_wants_any_more_waits_until_the_worker_has_taken_it_in() -> None:
+    client = Ready(max_waiting=3)
+    streams = client.submit(*(request(number) for number in range(5, 8)))
+    for stream in reversed(streams):
+        stream.cancel()
+    with pytest.raises(QueueFull, match="3 requests wait already"):
+        client.submit(request(8))
+    client.take(added=2)
+    with pytest.raises(QueueFull, match="3 requests wait already"):
+        client.submit(request(8))
+    client.take(added=3)
+    again = client.submit(*(request(number) for number in range(5, 8)))
+    client.take(added=6)
+    again[0].cancel()
+    client.submit(request(8))
+    with pytest.raises(QueueFull):
+        client.submit(request(9))
+
+
+def test_the_engine_counts_whom_it_takes_in() -> None:
+    config = SequenceConfig(model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1)
+    engine = Engine(config, DecoderRunner(config))
+    engine.add(request(5))
+    with pytest.raises(ValueError, match="maximum context length"):
+        engine.add(request(500))
+    assert engine.stats().added == 2
+
+
+@pytest.mark.parametrize(("parties", "alone"), [([3], True), ([1, 1], False)])
+def test_who_was_alone_in_a_worker_that_died_is_told(parties: list[int], alone: bool) -> None:
+    client = Ready()
+    streams = [each for count in parties for each in client.submit(*(request(5 + i) for i in range(count)))]
+    client._worker._has_loaded = True
+    client._worker._end_with("the worker died")
+    for stream in streams:
+        assert isinstance(stream.error, WorkerLost)
+        assert stream.error.alone is alone
+
+
+def test_who_has_not_ended_as_the_server_ends_the_worker_has_not_ended_it() -> None:
+    async def main() -> None:
+        client = Ready()
+        (stream,) = client.submit(request(5))
+        await client.drain(0.001)
+        await client.stop()
+        assert type(stream.error) is Unavailable
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_being_ended_is_asked_nothing() -> None:
+    async def main() -> None:
+        client = Ready()
+        client._worker._has_loaded = True
+        client._worker._end_with("the worker hung")
+        assert client._worker.connected, "large processes take their time to end"
+        assert await client.explain(["a"]) == {}
+        assert client.sent == []
+        client._worker.state = "ready"  # the next one
+        asking = asyncio.ensure_future(client.explain(["a"]))
+        await asyncio.sleep(0)
+        assert len(client.sent) == 1
+        client._inquiry.answered([])
+        assert await asking == {}
+
+    asyncio.run(main())
+
+
+def test_only_steps_are_work() -> None:
+    client = Ready()
+    for _ in range(5):
+        client.take()
+    assert client._worker._done == 0
+    client.take(step_requests=1)
+    assert client._worker._done == 1
+
+
+@pytest.mark.parametrize(("done", "waited"), [(0, [0.25, 0.5, 1.0]), (1, [0.25, 0.5, 1.0]), (2, [0.0, 0.0, 0.0])])
+def test_workers_that_die_of_their_first_step_come_back_ever_later(
+    done: int, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def run_worker(self: Supervisor) -> str:
+        if len(pauses) == 3:
+            self.drain()
+            return "is drained"
+        self.loaded()
+        self._taken = 10
+        for _ in range(done):
+            self.worked()
+        return "died"
+
+    async def pause(self: Supervisor, seconds: float, may_hurry: bool) -> bool:
+        pauses.append(seconds)
+        return False
+
+    monkeypatch.setattr(Supervisor, "_run_worker", run_worker)
+    monkeypatch.setattr(Supervisor, "_pause", pause)
+    asyncio.run(Supervisor("none", take=lambda frames: None, lost=lambda reason: None)._supervise())
+    assert pauses == waited
 
 
 # Real workers, some of them made to fail: SABOTAGE is run in each before anything else

@@ -6,16 +6,21 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from support.items_harness import function
 from support.job_harness import URL, Flow, Scripted, app_of, batch_line, check_doubled, results, write_doubling
 
+from chairlift.core.items.item import Failure
+from chairlift.engine.items.call import CallFailed, CallResult
 from chairlift.errors import JobError, StorageFull, StorageLost
 from chairlift.jobs import retry
 from chairlift.jobs.executor import MAX_AHEAD, JobOutcome
+from chairlift.jobs.replies import ENDS_WORKER
 from chairlift.jobs.retry import Attempts, LineVerdict
 
 
@@ -106,34 +111,71 @@ def test_permanent_errors_are_not_tried_again(tmp_path: Path) -> None:
     assert len(results(flow.errors)) == len(app.seen) == 6
 
 
-def test_who_kills_workers_runs_alone_and_is_blamed_alone(tmp_path: Path) -> None:
-    class Deadly(Scripted):
-        alive = 0
+class Deadly(Scripted):
+    """A server whose worker line 7 ends whenever it comes, or so many times what others send it; `live` if they do."""
 
-        async def answer(self, body: Any) -> tuple[int, Any]:
-            epoch = self.alive
-            await asyncio.sleep(0.001)
-            if body["id"] == 7:
-                Deadly.alive += 1
-            await asyncio.sleep(0.002)
-            if epoch != self.alive:
-                return 503, {"error": {"code": "worker_lost", "message": "died"}}
+    def __init__(self, live: bool = False, others_kill: int = 0) -> None:
+        super().__init__()
+        self.deaths = 0
+        self.live, self.others_kill = live, others_kill
+
+    async def answer(self, body: Any) -> tuple[Any, ...]:
+        before = self.deaths
+        await asyncio.sleep(0.001)
+        if self.deaths < self.others_kill if self.others_kill else body["id"] == 7:
+            self.deaths += 1
+        alone = self.running == 1 and not self.live
+        await asyncio.sleep(0.002)
+        if before == self.deaths:
             return 200, {"echo": body["id"]}
+        lost = 503, {"error": {"code": "worker_lost", "message": "died"}}
+        return (*lost, (ENDS_WORKER, b"alone")) if alone else lost
 
-    flow, app = scripted(tmp_path, *([] for _ in range(12)), app=Deadly())
+
+@pytest.mark.parametrize(("live", "times"), [(False, retry.MAX_LOST), (True, retry.MAX_LOST_BESIDE)])
+def test_who_kills_workers_runs_alone_and_is_blamed_alone(live: bool, times: int, tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, *([] for _ in range(12)), app=Deadly(live))
     assert flow.run(concurrency=12) is JobOutcome.COMPLETED
     assert len(results(flow.output)) == 11
     (failed,) = results(flow.errors)
     assert failed["custom_id"] == "c7"
     assert failed["response"]["status_code"] == 503
-    assert app.seen.count(7) == retry.MAX_LOST
+    assert app.seen.count(7) == times
+
+
+def test_no_line_fails_for_what_others_do_to_its_workers(tmp_path: Path) -> None:
+    flow, app = scripted(tmp_path, [], app=Deadly(live=True, others_kill=retry.MAX_LOST_BESIDE - 1))
+    assert flow.run() is JobOutcome.COMPLETED
+    assert len(results(flow.output)) == 1
+    assert len(app.seen) == retry.MAX_LOST_BESIDE
+
+
+def test_an_item_that_was_found_to_end_its_worker_is_not_sent_again(tmp_path: Path) -> None:
+    """Whatever the shape of the answer, as the server itself gives it."""
+
+    async def kills(payloads: Sequence[Any], on_parts: Any = None) -> CallResult:
+        raise CallFailed(Failure.DIED, "its worker died")
+
+    service, dispatcher = function()
+    dispatcher.executors[0].run = calls = AsyncMock(side_effect=kills)
+    flow = Flow(tmp_path, app_of(service))
+    flow.input.write_text(batch_line("poison", {"instances": [1]}))
+    assert flow.run() is JobOutcome.COMPLETED
+    (failed,) = results(flow.errors)
+    assert failed["response"]["status_code"] == 500
+    assert calls.await_count == 1 + dispatcher.limits.retries
 
 
 def test_trials() -> None:
     trials = Attempts()
     assert trials.judge(204, False, 1) is LineVerdict.DONE
-    assert [trials.judge(503, True, 1) for _ in range(3)] == [LineVerdict.AGAIN, LineVerdict.ALONE, LineVerdict.FAILED]
+    found = [trials.judge(503, True, 1, alone=True) for _ in range(3)]
+    assert found == [LineVerdict.AGAIN, LineVerdict.ALONE, LineVerdict.FAILED]
+    beside = [Attempts(lost=lost).judge(503, True, 1) for lost in range(retry.MAX_LOST_BESIDE)]
+    assert beside == [LineVerdict.AGAIN, *[LineVerdict.ALONE] * 6, LineVerdict.FAILED]
     assert Attempts().judge(500, False, 1) is LineVerdict.FAILED
+    assert Attempts().judge(500, False, 5) is LineVerdict.AGAIN
+    assert Attempts().judge(500, False, 5, alone=True) is LineVerdict.FAILED
     assert Attempts(waits=10**6).judge(429, False, 1) is LineVerdict.WAIT
     assert 0 < Attempts(errors=1).delay(0.0, 0.0) <= Attempts(errors=1).delay(0.0, 1.0)
     assert Attempts(waits=10**6).delay(0.0, 1.0) <= retry._MAX_DELAY

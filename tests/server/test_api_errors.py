@@ -10,6 +10,7 @@ from support.items_harness import function, listening
 from support.server_harness import Front
 
 from chairlift.errors import (
+    ITEM_ENDS_WORKER,
     ConfigError,
     InvalidRequest,
     JobError,
@@ -18,6 +19,7 @@ from chairlift.errors import (
     StoreBusy,
     Unavailable,
     UnsupportedModel,
+    WorkerLost,
 )
 from chairlift.server.http.api_errors import as_api_error, without_folders
 
@@ -65,6 +67,24 @@ def test_a_servers_own_errors_keep_folders_in_the_log(kind: type[Exception], cap
     assert "/srv" not in str(told)
     # Why a model is not there was said when it failed, not with every request for it.
     assert ("/srv/data/thing" in caplog.text) == (kind is not Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "alone"),
+    [
+        (WorkerLost("it died", alone=True), 503, "worker_lost", "alone"),
+        (WorkerLost("it died"), 503, "worker_lost", None),
+        (Unavailable("it is draining"), 503, "unavailable", None),
+        (RequestFailed("it died", ITEM_ENDS_WORKER), 500, "item_ends_worker", "alone"),
+        (RequestFailed("it raised"), 500, "request_failed", None),
+    ],
+)
+def test_who_alone_may_have_ended_a_worker_is_told_by_a_header(
+    error: Exception, status: int, code: str, alone: str | None
+) -> None:
+    told = as_api_error(error)
+    assert (told.status, told.body.code, told.headers.get("X-Ends-Worker")) == (status, code, alone)
+    assert ("Retry-After" in told.headers) == (status == 503)
 
 
 def test_what_a_client_sent_is_told_as_it_was() -> None:

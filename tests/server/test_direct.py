@@ -137,7 +137,7 @@ def test_a_connection_is_kept_or_closed_as_asked(server: Listening) -> None:
         assert stream.read() == b""
 
 
-def test_who_hangs_up_is_forgotten(server: Listening, model: Model) -> None:
+def test_who_hangs_up_is_forgotten(server: Listening, model: Model, caplog: pytest.LogCaptureFixture) -> None:
     service, dispatcher = model
     dispatcher.held = True
     with connect(server) as client:
@@ -147,16 +147,22 @@ def test_who_hangs_up_is_forgotten(server: Listening, model: Model) -> None:
     assert service.metrics._finished["abort"] == 1
     dispatcher.held = False
     assert ask(server, b"".join(head_and_body(b'{"instances": [4]}', headers=JSON)))[2] == b'{"predictions":[8]}'
+    assert "never retrieved" not in caplog.text
 
 
-def test_at_the_deadline_nobody_waits_any_longer(server: Listening, model: Model) -> None:
+@pytest.mark.parametrize("instances", [b"[1]", b"[1, 2]"])
+def test_at_the_deadline_nobody_waits_any_longer(
+    instances: bytes, server: Listening, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
     dispatcher = model[1]
     dispatcher.held = True
     headers = JSON + "X-Request-Timeout-Ms: 50\r\n"
-    status, _, body = ask(server, b"".join(head_and_body(b'{"instances": [1]}', headers=headers)))
+    status, _, body = ask(server, b"".join(head_and_body(b'{"instances": %b}' % instances, headers=headers)))
     assert (status, "deadline passed" in json.loads(body)["error"]) == (504, True)
     until(lambda: dispatcher.waiting == 0)
     dispatcher.held = False
+    assert ask(server, b"".join(head_and_body(b'{"instances": [4]}', headers=JSON)))[0] == 200
+    assert "never retrieved" not in caplog.text
 
 
 def test_the_key_is_asked_for(model: Model) -> None:

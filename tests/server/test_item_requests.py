@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from support.items_harness import counter, embedder, function
 from support.key_files import bearer, write_keys
 from support.server_harness import Answer, Front, run, until
 
+from chairlift.core.items.waiting import WaitingItems
 from chairlift.engine.items.dispatcher import Answer as ItemAnswer
 from chairlift.server.http.exchange import Terms
 from chairlift.server.live.items import ItemWatch
@@ -55,6 +57,36 @@ def test_items_tell_their_request_and_lead_to_it_when_it_has_ended() -> None:
         assert await told(front, f"{prefix}-0") == []
         assert await told(front, f"item-00000000-{number}") == []
         assert service.requests == {}
+
+    run(go)
+
+
+def test_places_in_line_are_looked_up_once_for_all_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    num_ahead = WaitingItems.num_ahead
+
+    def counted(self: WaitingItems, item_ids: Iterable[str]) -> dict[str, int]:
+        found = num_ahead(self, item_ids)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(WaitingItems, "num_ahead", counted)
+
+    async def go() -> None:
+        front, (service, dispatcher) = Front(), function()
+        front.models.add(service)
+        dispatcher.held = True
+        dispatcher.submit(0)
+        await until(lambda: dispatcher.scheduler.num_running)
+        futures = [dispatcher.submit(number, shape_key=number) for number in range(30)]
+        futures += [dispatcher.submit(number, background=True) for number in range(30)]
+        answer = await front.call("GET", "/v1/requests", query="limit=100")
+        rows = answer.json()["data"]
+        assert asked == [30, 30], "live ones, and those in the background"
+        assert [row.get("position") for row in rows] == [None, *range(1, 31), *[None] * 30]
+        assert all(f"{place} of 30 are ahead of it" in row["detail"] for place, row in enumerate(rows[1:31]))
+        dispatcher.held = False
+        await asyncio.gather(*futures)
 
     run(go)
 
@@ -120,6 +152,25 @@ def test_a_stream_has_the_id_of_its_first_item_whichever_ends_first() -> None:
             await asyncio.sleep(0)
         await reading
         assert [each.id for each in service.log.ended[None]] == ["item-00000000-1"]
+
+    run(go)
+
+
+def test_a_stream_that_is_read_late_hides_no_other() -> None:
+    async def go() -> None:
+        service, _ = counter()
+        stream = service.stream([3], Terms())
+        await anext(stream)
+        await until(lambda: not service.dispatcher.num_unfinished)
+        async for _ in service.stream([1], Terms()):
+            pass
+        rest = [part async for part in stream]
+        assert len(rest) == 2
+        ended = list(service.log.ended[None])
+        assert [each.ended for each in ended] == sorted(each.ended for each in ended)
+        slow = ended[0]
+        assert service.log.find_ended(Viewer(None, False), slow.id) == [slow]
+        assert len(list(service.log.ended_of(Viewer(None, False)))) == len(ended)
 
     run(go)
 

@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,8 +20,11 @@ from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ServedModel, Settings
 from chairlift.engine import supervisor
 from chairlift.engine.supervisor import Supervisor
+from chairlift.errors import Unavailable
+from chairlift.server import front
 from chairlift.server.app import create_app
 from chairlift.server.models.item_host import ItemHost
+from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.loader import HostLoader
 from chairlift.server.models.registry import Models
 
@@ -162,3 +168,145 @@ def test_an_unload_goes_on_when_whoever_asked_for_it_is_gone() -> None:
         assert gone == [service]
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+class FakeHost:
+    """A model as a running thing that does nothing. Its tokenizer takes as long to read as the test says."""
+
+    problem, restarts, about = None, 0, "fake"
+
+    def __init__(self, served: ServedModel) -> None:
+        self.served = served
+        self.service, _ = function(served.name)
+        self.reads, self.read = threading.Event(), threading.Event()
+        self.read.set()
+        self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stopped = False
+
+    async def start(self) -> None:
+        pass
+
+    def prepare(self) -> ItemService:
+        self.reads.set()
+        self.read.wait(10)
+        return self.service
+
+    async def wait_ready(self) -> None:
+        await self.loaded
+
+    def fail(self) -> None:
+        """Have it fail to load."""
+        self.service.state = "failed"
+        self.loaded.set_exception(Unavailable("it can't be loaded"))
+
+    async def drain(self, timeout: float) -> None:
+        self.service.state = "draining"
+        if not self.loaded.done():
+            self.loaded.set_exception(Unavailable("the server is shutting down"))
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+def settings_of(*names: str) -> Settings:
+    return Settings(tuple(ServedModel(each, ItemConfig(model=f"{MODELS}:Doubles")) for each in names), ServerConfig())
+
+
+def test_a_load_that_is_cancelled_while_files_are_read_leaves_nothing() -> None:
+    async def main() -> None:
+        made: list[FakeHost] = []
+
+        def host(served: ServedModel) -> Any:
+            made.append(FakeHost(served))
+            made[-1].read.clear()
+            return made[-1]
+
+        loader = HostLoader(settings_of("a"), host)
+        loading = asyncio.create_task(loader.load("a", {}))
+        while not made or not made[0].reads.is_set():
+            await asyncio.sleep(0.001)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        made[0].read.set()
+        # In this thread, or one that is free: behind all that the other had to do.
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert made[0].stopped
+        assert loader.hosts == []
+        assert loader._by_service == {}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class Announcing:
+    """A front that says what becomes of models, which load when the test says so; it neither listens nor serves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        monkeypatch.setattr(front, "host", lambda served, server, machine: FakeHost(served))
+        monkeypatch.setattr("chairlift.server.models.loader._GRACE_SECONDS", 0.0)
+        self.said: list[str] = []
+        monkeypatch.setattr(front, "_say", lambda line, to=None: self.said.append(line))
+        self.front = made = front._Front(settings_of(*names), socket.socket(), 0.0, None)
+        made._services = [made._loader.prepare(each) for each in made._first]
+        made._models = self.models = Models(made._services, made._loader)
+        made._server = self.server = SimpleNamespace(should_exit=False)  # type: ignore[assignment]
+        self.hosts: list[Any] = made._first
+        self.telling = [
+            asyncio.create_task(made._announce_model(*each)) for each in zip(made._first, made._services, strict=True)
+        ]
+        made._listener.close()
+
+    async def fail(self, place: int) -> None:
+        self.hosts[place].fail()
+        assert await self.telling[place] is None
+
+
+def announcing(
+    monkeypatch: pytest.MonkeyPatch, names: str, test: Callable[[Announcing], Awaitable[None]]
+) -> tuple[bool, list[str]]:
+    """Whether the server leaves after all that, and what it has said."""
+
+    async def main() -> tuple[bool, list[str]]:
+        it = Announcing(monkeypatch, *names)
+        await test(it)
+        for task in it.telling:
+            task.cancel()
+        assert it.front._status == it.server.should_exit
+        return it.server.should_exit, it.said
+
+    return asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_server_leaves_when_all_that_it_has_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def one(it: Announcing) -> None:
+        await it.fail(0)
+
+    async def both(it: Announcing) -> None:
+        await it.fail(0)
+        await it.fail(1)
+
+    said = [f"chairlift: {name}: it can't be loaded" for name in "ab"]
+    assert announcing(monkeypatch, "a", one) == (True, said[:1])
+    assert announcing(monkeypatch, "ab", one) == (False, said[:1])
+    assert announcing(monkeypatch, "ab", both) == (True, said)
+
+
+def test_a_server_stays_when_a_model_is_unloaded_as_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(it: Announcing) -> None:
+        await it.models.unload("a")
+        assert await it.telling[0] is None
+
+    assert announcing(monkeypatch, "a", test) == (False, [])
+
+
+def test_a_server_stays_while_one_that_had_failed_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(it: Announcing) -> None:
+        await it.fail(0)
+        loading = asyncio.create_task(it.models.load("a"))
+        while len(it.front._loader.hosts) < 3:
+            await asyncio.sleep(0)
+        it.front._loader.hosts[-1].loaded.set_result(None)  # type: ignore[attr-defined]
+        await loading
+        await it.fail(1)
+
+    assert announcing(monkeypatch, "ab", test)[0] is False

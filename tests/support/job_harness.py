@@ -100,14 +100,15 @@ class Scripted:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            status, answer = await self.answer(body)
+            status, answer, *more = await self.answer(body)
         finally:
             self.running -= 1
-        headers = [(b"content-type", b"application/json"), *self._headers]
+        headers = [(b"content-type", b"application/json"), *self._headers, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": json.dumps(answer, separators=(",", ":")).encode()})
 
-    async def answer(self, body: Any) -> tuple[int, Any]:
+    async def answer(self, body: Any) -> tuple[Any, ...]:
+        """The status and the body, and what headers there are."""
         await asyncio.sleep(0)
         left = body.get("say")
         times = self.seen.count(body["id"])

@@ -1,8 +1,9 @@
 """Background items: work without haste, for instances that no live item wants."""
 
+from collections.abc import Iterable
+
 from chairlift.core.items.bisection import Bisections
 from chairlift.core.items.forming import BatchCapacity, Formed, Rules, fill
-from chairlift.core.items.item import Item
 from chairlift.core.items.learned import LinearCost
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.waiting import WaitingItems
@@ -44,8 +45,6 @@ class BackgroundItems:
         self.waiting.leave(waiting, chosen, chosen)
         return Formed(chosen, computed, [])
 
-    def ahead(self, item: Item) -> int:
-        """How many are tried again or wait before one of those waiting. Raises KeyError."""
-        rank = self.waiting.find(item.id).rank
-        queues = self.waiting.queues.values()
-        return len(self.bisections) + sum(other.rank < rank for queue in queues for other in queue.waiting)
+    def num_ahead(self, item_ids: Iterable[str]) -> dict[str, int]:
+        """How many are tried again or wait before each of these that wait."""
+        return {each: len(self.bisections) + count for each, count in self.waiting.num_ahead(item_ids).items()}

@@ -44,10 +44,14 @@ class BatchPart(msgspec.Struct, eq=False):
 
 
 class Blame(NamedTuple):
-    """Why a batch's items fail without another try; and the `others` of the same search, which fail for it as well."""
+    """Why a batch's items fail without another try; and the `others` of the same search, which fail for it as well.
+
+    `deadly` if there is one item, and it ended or hung a process alone.
+    """
 
     text: str
     others: list[Item]
+    deadly: bool = False
 
 
 class Bisections(dict[str, BatchPart]):
@@ -66,32 +70,29 @@ class Bisections(dict[str, BatchPart]):
         """Forget an item. Raises KeyError."""
         part = self.pop(item_id)
         part.items = [item for item in part.items if item.id != item_id]
+        if not part.items:
+            self._parts.remove(part)
 
     def take(self, most: int, deadly: bool = True) -> BatchPart | None:
         """Return who goes next, or None; unless `deadly`, of those who may end or hang a process nobody does.
 
         If a batch has room for fewer by now, only the first `most` items of the part go.
         """
-        place = 0
-        while place < len(self._parts):
-            part = self._parts[place]
-            if part.items and part.deadly and not deadly:
-                place += 1
-                continue
-            del self._parts[place]
-            if part.items:
-                self._forget(part.items)
-                if len(part.items) > most:
-                    rest = BatchPart(part.items[most:], part.search, part.detail, part.deadly, part.again)
-                    self._add([rest], last=False)
-                    part.items = part.items[:most]
-                return part
-        return None
+        part = next((part for part in self._parts if deadly or not part.deadly), None)
+        if part is None:
+            return None
+        self._parts.remove(part)
+        self._forget(part.items)
+        if len(part.items) > most:
+            rest = BatchPart(part.items[most:], part.search, part.detail, part.deadly, part.again)
+            self._add([rest], last=False)
+            part.items = part.items[:most]
+        return part
 
     @property
     def deadly(self) -> bool:
         """Whether any of those who go again may end or hang a process."""
-        return any(part.deadly and part.items for part in self._parts)
+        return any(part.deadly for part in self._parts)
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of any of them."""
@@ -116,14 +117,14 @@ class Bisections(dict[str, BatchPart]):
         """
         alone, deadly = len(batch.items) == 1, failure in _DEADLY
         if (self._limits.retries == 0) if deadly else (alone or not self._limits.bisect):
-            return Blame("", [])
+            return Blame("", [], deadly and alone)
         search = self._begin(batch, room) if part is None else part.search
         if deadly and not (part is None or part.again):
             search.deaths_left -= 1
             if search.deaths_left < 0:
                 return Blame(_TOO_MANY, self._give_up(search))
         if deadly and alone and items[0].attempts > self._limits.retries:
-            return Blame(f" (in each of {items[0].attempts} calls)", [])
+            return Blame(f" (in each of {items[0].attempts} calls)", [], deadly=True)
         if failure is Failure.RAISED:
             if search.calls_left < 2:
                 return Blame(_TOO_MANY, [])

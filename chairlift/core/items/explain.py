@@ -6,10 +6,12 @@ from chairlift.core.items.instance import Instances
 from chairlift.core.items.waiting import WaitingItem, WaitingItems
 
 
-def explain_waiting(waiter: WaitingItem, waiting: WaitingItems, instances: Instances, seconds: float) -> Decision:
+def explain_waiting(
+    waiter: WaitingItem, ahead: int, waiting: WaitingItems, instances: Instances, seconds: float
+) -> Decision:
     """Say why a live item waits; its queue's next batch would leave in so many seconds if an instance were free."""
     item = waiter.item
-    place = f"{waiting.num_ahead(item.id)} of {len(waiting)} are ahead of it"
+    place = f"{ahead} of {len(waiting)} are ahead of it"
     if waiter.passed_over:
         place += f", and it was passed over {waiter.passed_over} times"
     alive = [instance for instance in instances.values() if instance.alive]
@@ -21,12 +23,11 @@ def explain_waiting(waiter: WaitingItem, waiting: WaitingItems, instances: Insta
     return Decision(Reason.WINDOW, item.id, detail, len(waiting))
 
 
-def explain_background(item_id: str, background: BackgroundItems, num_live: int) -> Decision:
+def explain_background(item_id: str, background: BackgroundItems, num_live: int, ahead: int) -> Decision:
     """Say why a background item waits while so many live ones do."""
     count = len(background.waiting) + len(background.bisections)
     if num_live:
         return Decision(Reason.LIVE, item_id, f"{num_live} live requests wait", count)
     if item_id in background.bisections:
         return Decision(Reason.BATCH, item_id, background.bisections[item_id].detail)
-    ahead = background.ahead(background.waiting.find(item_id).item)
     return Decision(Reason.SLOTS, item_id, f"{ahead} of {count} in the background are ahead of it", count)

@@ -8,6 +8,7 @@ Background items run, in batches of their own, while no live one waits.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from math import inf
 
 from chairlift.core.decision import Decision, Reason
@@ -85,8 +86,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
             raise ValueError(f"the item's size is {item.size:g}, and a batch's at most {most:g} (max_batch_tokens)")
         if item.deadline is None and self.limits.default_timeout is not None and not item.background:
             item.deadline = item.arrival + self.limits.default_timeout
-        shed = self._refusal(item, item.arrival)
-        if shed is not None:
+        if (shed := self._refusal(item, item.arrival)) is not None:
             self.num_shed[shed.reason] += 1
             raise shed
         if item.background:
@@ -133,8 +133,7 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         elif self.ahead and not self._bisections:
             batch = self._send_ahead(now)
         if batch is None:
-            deadline = self._waiting.next_deadline()
-            if deadline is not None:
+            if (deadline := self._waiting.next_deadline()) is not None:
                 self._ask_by(deadline - (0.0 if free else self.instances.quickest().call) + _LATER)
             background = self._background
             for others in (self._bisections, background.waiting, background.bisections):
@@ -231,26 +230,26 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         """Return the seconds of live work that wait, spread over the instances; 0 before the first call was timed."""
         return self._seconds(*self._waiting.load())
 
-    def explain(self, item_id: str) -> Decision | None:
-        """Say where an item is and why, as of the last `schedule`, or None if it is not here."""
-        if item_id in self._in_flight:
-            batch = self._in_flight[item_id]
+    def explain(self, item_id: str, ahead: int | None = None) -> Decision | None:
+        """Say where an item is and why, as of the last `schedule`; None if it is not here. `num_ahead` says `ahead`."""
+        if (batch := self._in_flight.get(item_id)) is not None:
             detail = f"in batch {batch.id} of {len(batch.items)} on instance {batch.instance}"
             return Decision(Reason.ADMITTED, item_id, detail)
         if item_id in self._bisections:
             return Decision(Reason.BATCH, item_id, self._bisections[item_id].detail)
         if not self._waits(item_id):
             return None
+        ahead = self.num_ahead([item_id]).get(item_id, 0) if ahead is None else ahead
         if item_id not in self._waiting:
-            return explain_background(item_id, self._background, self.num_waiting)
+            return explain_background(item_id, self._background, self.num_waiting, ahead)
         waiter = self._waiting.find(item_id)
         cost = self.instances.quickest()
         leaves = self._leaves_at(self._waiting.queues[waiter.item.shape_key], self._capacity(cost), cost, self._now)
-        return explain_waiting(waiter, self._waiting, self.instances, leaves - self._now)
+        return explain_waiting(waiter, ahead, self._waiting, self.instances, leaves - self._now)
 
-    def num_ahead(self, item_id: str) -> int | None:
-        """Say how many live items wait that are more urgent than one that waits; None if it does not."""
-        return self._waiting.num_ahead(item_id) if item_id in self._waiting else None
+    def num_ahead(self, item_ids: Collection[str]) -> dict[str, int]:
+        """Say how many go before each of these that wait, of the live ones or of those in the background."""
+        return self._waiting.num_ahead(item_ids) | self._background.num_ahead(item_ids)
 
     # Refusing
 
@@ -493,7 +492,8 @@ class ItemScheduler(Scheduler[Item, Batch, BatchResult]):
         if blame is None:
             return []
         detail = (outcome.detail or f"the call {_WHAT[failure]}") + blame.text
-        return [Finished(item.id, FinishReason.ERROR, detail) for item in (*items, *blame.others)]
+        ended = [Finished(item.id, FinishReason.ERROR, detail, deadly=blame.deadly) for item in items]
+        return ended + [Finished(item.id, FinishReason.ERROR, detail) for item in blame.others]
 
     def _seconds(self, count: int, size: float) -> float:
         """The time that this much work takes in full batches on all instances that are up."""

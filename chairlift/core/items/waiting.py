@@ -1,8 +1,9 @@
 """The items that wait: a queue for each shape key, most urgent first."""
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Iterable
+from itertools import accumulate
 from math import inf
 from operator import attrgetter
 
@@ -89,10 +90,22 @@ class WaitingItems:
         """Return who waits under this id. Raises KeyError."""
         return self._by_id[item_id]
 
-    def num_ahead(self, item_id: str) -> int:
-        """Return how many are more urgent than one who waits, of all shapes. Raises KeyError."""
-        rank = self._by_id[item_id].rank
-        return sum(bisect_left(queue.waiting, rank, key=_rank) for queue in self.queues.values())
+    def num_ahead(self, item_ids: Iterable[str]) -> dict[str, int]:
+        """Return how many are more urgent than each of these that wait, of all shapes.
+
+        Of each shape either those are looked up in its queue or its queue in them, whichever are fewer.
+        """
+        found = sorted((self._by_id[item_id] for item_id in set(item_ids) & self._by_id.keys()), key=_rank)
+        ahead, more = [0] * len(found), [0] * (len(found) + 1)
+        for queue in self.queues.values():
+            if len(queue.waiting) < len(found):
+                for waiter in queue.waiting:
+                    more[bisect_right(found, waiter.rank, key=_rank)] += 1
+            else:
+                for place, waiter in enumerate(found):
+                    ahead[place] += bisect_left(queue.waiting, waiter.rank, key=_rank)
+        total = accumulate(more)
+        return {waiter.item.id: count + next(total) for waiter, count in zip(found, ahead, strict=True)}
 
     def push(self, item: Item) -> None:
         """Join the queue of its shape. Raises ValueError, and nothing has changed, for one that can't be looked up."""

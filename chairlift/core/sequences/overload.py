@@ -16,6 +16,7 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
 from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
+from chairlift.core.sequences.outlook import Outlook
 from chairlift.core.sequences.output_lengths import LengthCurve, OutputLengths
 from chairlift.core.sequences.ratio_band import RatioBand
 from chairlift.core.sequences.request import Request
@@ -31,8 +32,10 @@ _LATELY, _SATURATED = 1 / 50, 0.3
 _NEGLIGIBLE, _NEGLIGIBLE_SECONDS = 0.05, 0.1
 # Whoever waits is given up when likely to be later than the target by this: a little late is better than refused late.
 _HOPELESS = 1.1
-# Seconds for which a forecast is gone on with, at most, and the share of the target if that is shorter.
+# Seconds for which a forecast is gone on with, and the share of the target if that is shorter. But making one takes up
+# to so many seconds for each that waits, and there are so many times as many before the next.
 _FRESH_SECONDS, _FRESH = 0.05, 0.025
+_ADMISSION_SECONDS, _REST = 3e-5, 10
 # Sequences take different shares of their lengths' distribution, spread evenly (the golden ratio's multiples).
 _GOLDEN = 0.6180339887498949
 # What is known of so many ends is learned at the next forecast; of more, only the last.
@@ -149,8 +152,8 @@ class LoadShedder:
         self._serial = 0
         self._deadlines = 0
         self._refused = 0.0
-        self._forecast: Forecast | None = None
-        self._made_at = -inf
+        self._outlook: Outlook[_Live] | None = None
+        self._stale_at = -inf
 
     @property
     def num_waiting(self) -> int:
@@ -225,16 +228,17 @@ class LoadShedder:
         """
         self._steps, self.cost = steps, cost
         hopeful = num_waiting and (self.target is not None or self._deadlines)
-        if not hopeful or now - self._made_at < self._fresh:
-            return []
-        return self._look_ahead(now)
+        late: list[tuple[str, Shed]] = []
+        if hopeful and now >= self._stale_at and self.limits is not None and cost is not None:
+            self._look_ahead(now, late)
+        return late
 
     def lost(self) -> None:
         """Hear that all requests are gone. What was learned stays."""
         self._live.clear()
         self._waiting.clear()
         self._deadlines = self._steps = 0
-        self._forecast, self._made_at = None, -inf
+        self._outlook, self._stale_at = None, -inf
 
     # Predicting
 
@@ -303,7 +307,7 @@ class LoadShedder:
         return ForeseenMoment(expected, at(last.early, _BAND), at(last.late, 1 - _BAND))
 
     def _least_wait(self, now: float) -> float:
-        first = self._up_to_date(now).copy().admit(1, 0, 1).first
+        first = self._up_to_date(now).end().admit(1, 0, 1).first
         return self._stretched(max(first - now, 0.0), self._ratio)
 
     @property
@@ -320,9 +324,8 @@ class LoadShedder:
         """Say when each will have its first token. Raises Shed if that is too late."""
         if self.limits is None or self.cost is None:
             return
-        self._forecast = self._up_to_date(now)
-        last = not self._waiting or coming[0].rank > self._waiting[-1].rank
-        forecast = self._forecast.copy() if last else self._ahead_of(coming[0], now)
+        outlook = self._up_to_date(now)
+        forecast = outlook.before(coming[0].rank)
         expected = [self._admit(forecast, live) for live in coming]
         waits = [max(each.first - now, 0.0) for each in expected]
         if self.target is not None:
@@ -332,10 +335,7 @@ class LoadShedder:
             self._check_deadline(self._stretched(waits[-1], self.likely.value), rest, deadline - now, len(coming))
         for live, wait in zip(coming, waits, strict=True):
             live.expected = wait
-        if last:
-            self._forecast = forecast
-        else:
-            self._made_at = -inf
+        outlook.add(coming, forecast)
 
     def _check_target(self, wait: float, count: int) -> None:
         assert self.target is not None
@@ -352,42 +352,33 @@ class LoadShedder:
             detail = f"it would be done in about {wait + rest:.3g} s, after its deadline in {max(left, 0.0):.3g} s"
             raise Shed(ShedReason.DEADLINE, detail, min(wait + rest - left, wait))
 
-    def _up_to_date(self, now: float) -> Forecast:
-        """Return a forecast up to the last of those who wait, not much older than `now`."""
-        if self._forecast is None or now - self._made_at >= self._fresh:
-            self._forecast = self._ahead_of(None, now)
-            self._made_at = now
-        return self._forecast
+    def _up_to_date(self, now: float) -> Outlook[_Live]:
+        """Return what is expected of those who wait, not much older than `now`."""
+        if self._outlook is None or now >= self._stale_at:
+            return self._look_ahead(now)
+        return self._outlook
 
-    def _ahead_of(self, live: _Live | None, now: float) -> Forecast:
-        """Return a forecast up to the last who goes before this one, or up to the last of all."""
-        forecast = self._of_running(now)
-        count = len(self._waiting) if live is None else bisect_left(self._waiting, live.rank, key=_rank)
-        for ahead in self._waiting[:count]:
-            self._admit(forecast, ahead)
-        return forecast
-
-    def _look_ahead(self, now: float) -> list[tuple[str, Shed]]:
-        """Make a new forecast, without those who wait for a slot in vain; return them."""
-        if self.limits is None or self.cost is None:
-            return []
+    def _look_ahead(self, now: float, late: list[tuple[str, Shed]] | None = None) -> Outlook[_Live]:
+        """Look at all who wait anew. Where there is a list of those who do in vain, they join it and are left out."""
         forecast = self._of_running(now)
         # The prompts of these are being computed: they keep their slots, however long that takes.
         for live in self._waiting:
             if live.begun:
                 self._admit(forecast, live)
-        late: list[tuple[str, Shed]] = []
+        self._outlook = outlook = Outlook(forecast, self._admit)
+        self._stale_at = now + max(self._fresh, _REST * _ADMISSION_SECONDS * len(self._waiting))
         for live in self._waiting:
             if live.begun:
                 continue
-            before = forecast.copy()
-            wait = self._stretched(max(self._admit(forecast, live).first - now, 0.0), self.likely.value)
-            shed = self._hopeless(live, wait, now)
-            if shed is not None:
-                late.append((live.request.id, shed))
-                forecast = before
-        self._forecast, self._made_at = forecast, now
-        return late
+            forecast = outlook.end()
+            first = self._admit(forecast, live).first
+            if late is not None:
+                wait = self._stretched(max(first - now, 0.0), self.likely.value)
+                if (shed := self._hopeless(live, wait, now)) is not None:
+                    late.append((live.request.id, shed))
+                    continue
+            outlook.add([live], forecast)
+        return outlook
 
     def _hopeless(self, live: _Live, wait: float, now: float) -> Shed | None:
         """Say why a request that waits, and will for so many seconds, need wait no longer; None if it may hope."""

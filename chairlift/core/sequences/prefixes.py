@@ -34,6 +34,7 @@ class PrefixCache:
         self._block_size = block_size
         self._published: dict[str, list[int]] = {}
         self._kept: dict[str, int] = {}
+        self._hashed: Sequence | None = None
         self.queried_tokens = 0
         self.hit_tokens = 0
 
@@ -48,6 +49,8 @@ class PrefixCache:
             return Hit([], 0)
         size = self._block_size
         most = (len(sequence.token_ids) - 1) // size
+        if len(sequence.hashes) < most:
+            self._hash(sequence, most)
         blocks = self._pool.match(sequence.hashes[:most])
         if self.snapshots is None:
             return Hit(blocks, len(blocks) * size)
@@ -56,6 +59,19 @@ class PrefixCache:
             return Hit([], 0, None, len(blocks) * size)
         num_tokens, slot = found
         return Hit(blocks[: num_tokens // size], num_tokens, slot, len(blocks) * size)
+
+    def _hash(self, sequence: Sequence, count: int) -> None:
+        """Hash the first blocks of a sequence, not before they are looked for: many may wait, and leave before that.
+
+        Samples of one prompt come one after the other, often into one step. The first is hashed, the others share it.
+        """
+        request, last = sequence.request, self._hashed
+        if not sequence.hashes and last is not None and last.request.cache_salt == request.cache_salt:
+            prompt = request.prompt_ids
+            if last.request.prompt_ids == prompt:
+                sequence.hashes = last.hashes[: len(prompt) // self._block_size]
+        sequence.hash_blocks(count, self._block_size)
+        self._hashed = sequence
 
     def count(self, sequence: Sequence, num_tokens: int) -> None:
         """Count what a sequence asked for as it began, and what it found."""

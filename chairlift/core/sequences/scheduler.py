@@ -86,8 +86,6 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self._serial += 1
         moment = self.order.moment(request.arrival, request.priority, prompt + request.max_tokens)
         sequence = Sequence(request, (moment, self._serial))
-        if self.prefixes.may_read(sequence):
-            sequence.hash_blocks(prompt // size, size)
         self._sequences[request.id] = sequence
         (self.background.waiting if request.background else self.waiting).push(sequence)
 

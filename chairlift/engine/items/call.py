@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from chairlift.core.finished import Finished
 from chairlift.core.items.item import Failure
-from chairlift.errors import RequestFailed
+from chairlift.errors import ITEM_ENDS_WORKER, RequestFailed
 from chairlift.runners.out_of_memory import text_of
 
 # Is handed the parts of a step of a stream, by item. Of those it returns they are also in the results; of all, if it
@@ -41,6 +42,20 @@ class CallFailed(Exception):
 def describe(error: BaseException) -> str:
     """Say in one line what was raised."""
     return f"{type(error).__name__}: {text_of(error)}"
+
+
+def raisable(error: BaseException) -> BaseException:
+    """What a future takes: no StopIteration, nor a cancellation or an exit, which a caller would take for its own."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RequestFailed(describe(error))
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def error_of(end: Finished) -> RequestFailed:
+    """What to tell of an item whose call failed as a whole."""
+    return RequestFailed(end.detail, ITEM_ENDS_WORKER) if end.deadly else RequestFailed(end.detail)
 
 
 def checked(results: Sequence[Any], expected: int) -> Sequence[Any]:

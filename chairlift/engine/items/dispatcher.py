@@ -20,7 +20,7 @@ from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, describe
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, describe, error_of, raisable
 from chairlift.engine.machine import Turns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
@@ -43,7 +43,7 @@ class BatchExecutor(Protocol):
 
 
 class Answer(msgspec.Struct):
-    """A result, the seconds that it waited and ran, how many shared its batch, when it was there, and its item's id."""
+    """A result, the seconds that it waited and ran, how many shared its batch; when it ended, its id, when it came."""
 
     value: Any
     queue_s: float
@@ -51,6 +51,7 @@ class Answer(msgspec.Struct):
     batch_size: int
     ended: float = 0.0
     id: str = ""
+    arrival: float = 0.0
 
 
 class Ticket(asyncio.Future[Answer]):
@@ -429,13 +430,14 @@ class Dispatcher:
                 if entry.owner is not None:
                     self._disown(entry)
                 value = results[places[end.id]]
-                entry.ticket.set_result(Answer(value, started - entry.item.arrival, seconds, count, now, end.id))
+                came = entry.item.arrival
+                entry.ticket.set_result(Answer(value, started - came, seconds, count, now, end.id, came))
             elif outcome.failure is None:
                 self._fail(end.id, results[places[end.id]])
             elif self._raise_originals and cause is not None:
                 self._fail(end.id, cause)
             else:
-                self._fail(end.id, RequestFailed(end.detail))
+                self._fail(end.id, error_of(end))
         self._note_idle()
 
     def _abandon(self, batch: Batch) -> None:
@@ -446,13 +448,15 @@ class Dispatcher:
                 self._fail(item.id, Unavailable("the call was cancelled; send it again"))
         if self.scheduler.has(batch):
             self.scheduler.update(batch, BatchResult(seconds=0.0, failure=Failure.DIED), self._clock())
+        if not self._is_closed and self._loop is not None:
+            self._ask_soon(self._loop)
 
     def _fail(self, item_id: str, error: BaseException) -> None:
         entry = self._entries.pop(item_id)
         if entry.owner is not None:
             self._disown(entry)
         if not entry.ticket.done():
-            entry.ticket.set_exception(_raisable(error))
+            entry.ticket.set_exception(raisable(error))
             # Whoever let go of it without cancelling does not want to read of it in the log.
             entry.ticket.exception()
         self._note_idle()
@@ -487,12 +491,3 @@ class Dispatcher:
 
     def _busy(self) -> set[int]:
         return {batch.instance for batch in self._calls.values()}
-
-
-def _raisable(error: BaseException) -> BaseException:
-    """Futures refuse StopIteration, and a caller would take a cancellation or an exit for its own."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    wrapped = RequestFailed(describe(error))
-    wrapped.__cause__ = error
-    return wrapped

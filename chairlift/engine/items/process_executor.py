@@ -177,6 +177,7 @@ class ProcessExecutor(Supervised):
             case LoadFailed():
                 self._worker.refused(message)
                 return
+        self._worker.worked()
         call = self._calls[0] if self._calls else None
         if call is None or call.number != message.id:
             return  # it was failed when `stop` was called, and then done after all

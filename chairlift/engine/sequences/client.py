@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 import msgspec
@@ -64,11 +65,12 @@ class Stream:
 
     It has `ended` at a moment of CLOCK_MONOTONIC, 0 before. Once it has, after its `beginning`, `steps` are those from
     its first token to its last, and `rows` the sum of the requests in them. `running_since` is when it took its slot,
-    0 while it has none.
+    0 while it has none. It is the worker's request of this `number`; those of a `party` came together.
     """
 
-    def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
+    def __init__(self, request: Request, cancel: Callable[["Stream"], None], number: int = 0, party: int = 0) -> None:
         self.request = request
+        self.number, self.party = number, party
         self.started = False
         self.done = False
         self.error: Exception | None = None
@@ -201,6 +203,9 @@ class SequenceClient(Supervised):
         self._member: Member | None = None
         self._streams: dict[str, Stream] = {}
         self._num_waiting = {False: 0, True: 0}
+        # What was sent to this worker, and who of it was given up, but still is among those that it has to take in.
+        self._num_sent = 0
+        self._given_up: deque[Stream] = deque()
         self._inquiry = Inquiry(self._send)
         # The seconds for which live requests waited, by reason, up to the last step; and what all steps held together.
         self._waits: dict[str, float] = {}
@@ -247,9 +252,10 @@ class SequenceClient(Supervised):
         if self._sheds and live:
             self._admit_in_time(live, group, timeout)
         self._note_waits(time.monotonic())
-        streams = []
+        streams, party = [], self._num_sent
         for request in requests:
-            stream = self._streams[request.id] = Stream(request, self._abort)
+            self._num_sent += 1
+            stream = self._streams[request.id] = Stream(request, self._abort, self._num_sent, party)
             stream.waited_before = self._waits.copy()
             self._num_waiting[request.background] += 1
             self._send(Add(request))
@@ -301,8 +307,8 @@ class SequenceClient(Supervised):
 
     async def explain(self, request_ids: Collection[str]) -> Mapping[str, Standing]:
         """Ask the worker where requests are, and why. Those are missing of which it does not say so in time."""
-        if not self._worker.connected:
-            return {}
+        if not self._worker.connected or self.state == "restarting":
+            return {}  # a worker that is being ended answers no more, and the next one knows of nobody yet
         return await self._inquiry.ask(request_ids)
 
     def foresee(self, request_ids: Collection[str]) -> dict[str, Foreseen]:
@@ -381,6 +387,8 @@ class SequenceClient(Supervised):
         now = time.monotonic()
         self._note_waits(now)
         self._rows += output.stats.step_requests
+        if output.stats.step_requests:
+            self._worker.worked()
         self._take_stats(output.stats)
         for request_id in output.preempted:
             if (preempted := self._streams.get(request_id)) is not None:
@@ -429,6 +437,8 @@ class SequenceClient(Supervised):
 
     def _take_stats(self, stats: EngineStats) -> None:
         self.stats = stats
+        while self._given_up and self._given_up[0].number <= stats.added:
+            self._num_waiting[self._given_up.popleft().request.background] -= 1
         if self.on_step is not None:
             self.on_step(stats)
 
@@ -446,7 +456,10 @@ class SequenceClient(Supervised):
 
     def _abort(self, stream: Stream) -> None:
         if self._streams.get(stream.request.id) is stream:
-            if not stream.started:
+            if stream.number > self.stats.added:
+                # The worker has yet to take it in: until then it waits, whether anybody wants it or not.
+                self._given_up.append(stream)
+            elif not stream.started:
                 self._num_waiting[stream.request.background] -= 1
             self._forget(stream)
             self._send(Abort([stream.request.id]))
@@ -471,9 +484,13 @@ class SequenceClient(Supervised):
     def _fail_all(self, reason: str) -> None:
         streams, self._streams = self._streams, {}
         self._num_waiting = {False: 0, True: 0}
+        self._num_sent = 0
+        self._given_up.clear()
         self.shedder.lost()
+        # Where the server ends the worker itself, no request may be to blame.
+        died, alone = self.state == "restarting", len({stream.party for stream in streams.values()}) == 1
         for stream in streams.values():
-            stream.close(WorkerLost(reason))
+            stream.close(WorkerLost(reason, alone) if died else Unavailable(reason))
         self._idle.set()
 
 

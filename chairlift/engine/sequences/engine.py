@@ -7,7 +7,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.cost import CostModel
+from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.decision import Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences.budget import LatencyBudget
@@ -60,6 +60,7 @@ class Engine:
         sizes = info.num_blocks, info.block_size, info.max_model_len, info.num_snapshots, info.experts
         self.scheduler = config.make_scheduler(*sizes)
         self._progress: dict[str, _Progress] = {}
+        self._num_added = 0
         # Who waits for a grammar, by its text; what was compiled in another thread; and what those hold who are here.
         self._unprepared: dict[str, list[Request]] = {}
         self._compiled: SimpleQueue[tuple[str, object]] = SimpleQueue()
@@ -81,6 +82,7 @@ class Engine:
         One whose grammar must be compiled first waits aside: then `on_prepared` is called, in another thread, for
         `take_prepared` to queue it.
         """
+        self._num_added += 1
         grammar = request.grammar
         if grammar is not None:
             held = self.runner.find_grammar(grammar)
@@ -284,7 +286,14 @@ class Engine:
             background_waiting=scheduler.num_background_waiting + background,
             coefficients=scheduler.coefficients,
             kv_blocks_cached=scheduler.pool.num_cached,
+            all_weights=self._all_weights(),
+            added=self._num_added,
         )
+
+    def _all_weights(self) -> Coefficients | None:
+        """What steps cost that read all experts, where there are any, once it is known."""
+        known = self.info.experts is not None and self.scheduler.coefficients is not None
+        return self.scheduler.meter.model.of_all_weights() if known else None
 
 
 def _nothing() -> None:

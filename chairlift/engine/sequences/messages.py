@@ -48,9 +48,10 @@ class EngineStats(msgspec.Struct, array_like=True):
     """The engine after a step. Counters only grow (since the worker started); the rest are the present moment's.
 
     `cost` is there if there is a target for the time between tokens, and the cost model's `coefficients` once they
-    are known, from steps in which requests wait or many run. `running` and `waiting` count live requests; background
-    ones have counts of their own. `kv_blocks_cached` are blocks that nobody holds, and whose content is still known.
-    The step was over at `step_ended`, a moment of CLOCK_MONOTONIC.
+    are known, from steps in which requests wait or many run; of a model with experts `all_weights` are those of steps
+    that read all of them. `running` and `waiting` count live requests; background ones have counts of their own.
+    `kv_blocks_cached` are blocks that nobody holds, and whose content is still known. The step was over at
+    `step_ended`, a moment of CLOCK_MONOTONIC. So many requests were `added`, whatever became of them.
     """
 
     step_requests: int = 0
@@ -71,6 +72,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     coefficients: Coefficients | None = None
     kv_blocks_cached: int = 0
     step_ended: float = 0.0
+    all_weights: Coefficients | None = None
+    added: int = 0
 
 
 class Add(msgspec.Struct, tag=True):

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 # A step is overdue after so many times what it should take: the machine may swap, or have other work.
 _PATIENCE = 20
+# Messages are taken in for so many seconds between two steps, whoever sends how many. The others stay in the socket.
+_LISTENS_S = 0.01
 
 
 class Turn:
@@ -171,13 +173,17 @@ class SequenceWorker:
             timeout = None if moment is None else max(moment - self.engine.clock(), 0.0)
 
     def _listen(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go."""
+        """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go.
+
+        If they are too many for a moment, some are left for the next time.
+        """
         self._line.phase += 1
         # Rounding a wait up by less than a millisecond beats waking just before the moment, over and over.
         ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000 + 0.999)))
         self._line.phase += 1
         if self._wakes.fileno() in ready:
             self._take_prepared()
+        until = self.engine.clock() + _LISTENS_S
         while True:
             try:
                 message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
@@ -185,6 +191,8 @@ class SequenceWorker:
                 return True
             if not self._take(message):
                 return False
+            if self.engine.clock() >= until:
+                return True
 
     def _take(self, message: SequencesToWorker) -> bool:
         match message:

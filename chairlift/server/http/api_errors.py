@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from chairlift.errors import (
+    ITEM_ENDS_WORKER,
     ChairliftError,
     ConfigError,
     DeadlineExceeded,
@@ -113,6 +114,15 @@ class ApiError(Exception):
         return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
 
+class PromptTooLong(ApiError):
+    """The refusal of a prompt that has at least so many tokens, whatever they are, for a model that takes fewer."""
+
+    def __init__(self, least: int, limit: int) -> None:
+        message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least {least}."
+        super().__init__(400, f"{message} Shorten it.", "prompt", "context_length_exceeded")
+        self.least, self.limit = least, limit
+
+
 Shape = Callable[[ApiError], tuple[int, msgspec.Struct]]
 
 
@@ -169,6 +179,8 @@ _TEI_CODES = {
     "wrong_task": (424, "Backend"),
 }
 _TEI_KINDS = {429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
+# Of an answer to a request that was alone in its worker, or in its call, as that ended: not all shapes have a code.
+_ENDS_WORKER = {"X-Ends-Worker": "alone"}
 # Whatever else is wrong with a request is 422 there, and a failed inference 424.
 _TEI_STATUS = {400: 422, 500: 424}
 
@@ -188,6 +200,7 @@ def as_api_error(error: BaseException) -> ApiError:
         case Unavailable():
             retry = _retry_after(error.retry_after)
             code = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
+            retry |= _ENDS_WORKER if isinstance(error, WorkerLost) and error.alone else {}
             return ApiError(503, without_folders(str(error)), code=code, kind="service_unavailable", headers=retry)
         case DeadlineExceeded():
             return ApiError(504, str(error), code="deadline_exceeded", kind="timeout")
@@ -195,7 +208,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(400, _told_without_folders(error))
         case RequestFailed():
             message = _told_without_folders(error)
-            return ApiError(500, message, code="request_failed", kind="server_error")
+            headers = _ENDS_WORKER if error.code == ITEM_ENDS_WORKER else None
+            return ApiError(500, message, code=error.code, kind="server_error", headers=headers)
         case StorageFull():
             message = _told_without_folders(error)
             return ApiError(507, message, code="storage_full", kind="server_error")

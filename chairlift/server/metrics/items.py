@@ -23,18 +23,20 @@ from chairlift.server.metrics.families import (
     labelled,
     simple,
 )
+from chairlift.server.metrics.front_clock import FrontClock, FrontMoment
 
 _RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-# So many calls are kept, some 3 MB.
+# So many calls are kept, some 7 MB.
 _MOST_CALLS = 2**14
 
 
 class RecentCall(NamedTuple):
     """What is kept of a call: when it began, on CLOCK_MONOTONIC, its seconds, where it ran, what it held.
 
-    `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding.
+    `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. `front`
+    is what the front had done by then. It was over at `ended`, and `first` is the id of its first item.
     """
 
     started: float
@@ -45,6 +47,10 @@ class RecentCall(NamedTuple):
     waiting: int
     failure: Failure | None
     computed: float = 0.0
+    front: FrontMoment | None = None
+    ended: float = 0.0
+    first: str = ""
+    background: bool = False
 
 
 class InferenceCounts:
@@ -80,6 +86,7 @@ class ItemMetrics:
     def __init__(self, model: str, dispatcher: Dispatcher) -> None:
         self.model = model
         self.ready = False
+        self.front: FrontClock | None = None
         self.counts = InferenceCounts()
         self.calls: deque[RecentCall] = deque(maxlen=_MOST_CALLS)
         self._dispatcher = dispatcher
@@ -102,6 +109,8 @@ class ItemMetrics:
     def on_answers(self, answers: Sequence[Answer], background: bool = False) -> None:
         """Count a request that was answered, and its items; how long background ones waited would hide all others."""
         self._finished["done"] += 1
+        if self.front is not None:
+            self.front.requests += 1
         self._answered += len(answers)
         self.counts.on_answers(answers)
         for answer in () if background else answers:
@@ -110,6 +119,8 @@ class ItemMetrics:
     def on_failure(self, error: BaseException) -> str:
         """Count a request that was not; return how it ended."""
         self.counts.failed += 1
+        if self.front is not None:
+            self.front.requests += 1
         match error:
             case QueueFull():
                 outcome = "shed"
@@ -131,8 +142,10 @@ class ItemMetrics:
             return
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
         size, computed, failure = batch.size, batch.computed, outcome.failure
-        call = RecentCall(batch.started, outcome.seconds, batch.instance, count, size, waiting, failure, computed)
-        self.calls.append(call)
+        front = None if self.front is None else self.front.now()
+        first, ended = batch.items[0], time.monotonic()
+        held = count, size, waiting, failure, computed, front, ended, first.id, first.background
+        self.calls.append(RecentCall(batch.started, outcome.seconds, batch.instance, *held))
         self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)
         self._batch_padding.observe(1 - batch.size / batch.computed)

@@ -52,12 +52,15 @@ def _owner(viewer: Viewer) -> str | None:
 def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> list[RequestView]:
     """What is told of items that have not ended."""
     scheduler, now = service.dispatcher.scheduler, time.monotonic()
-    mine = islice(live_items(service, viewer), _MOST_OWN)
-    queue = sorted((ahead, item.id) for item in mine if (ahead := scheduler.num_ahead(item.id)) is not None)
+    mine = list(islice(live_items(service, viewer), _MOST_OWN))
+    # Of all at once: there may be a queue of its own for each that waits.
+    places = scheduler.num_ahead([item.id for item in (*mine, *items)])
+    queue = sorted((places[item.id], item.id) for item in mine if item.id in places and not item.background)
     requests = service.requests_of(item.id for item in items)
     views = []
     for item, request in zip(items, requests, strict=True):
-        decision, ahead = scheduler.explain(item.id), scheduler.num_ahead(item.id)
+        place = places.get(item.id)
+        decision, ahead = scheduler.explain(item.id, place), None if item.background else place
         runs = decision is not None and decision.reason is Reason.ADMITTED
         waits = WHY_WAITING.get(decision.reason, "") if decision is not None else "it has just come"
         waited = None if runs else now - item.arrival

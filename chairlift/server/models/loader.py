@@ -9,6 +9,7 @@ import msgspec
 from chairlift.config.items import ItemConfig
 from chairlift.config.settings import ServedModel, Settings
 from chairlift.errors import ConfigError, InvalidRequest, RequestFailed, Unavailable, UnsupportedModel
+from chairlift.server.metrics.front_clock import FrontClock
 from chairlift.server.models.host import Host
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class HostLoader:
         self._models, self._config = settings.models, settings.server
         self._host = host
         self._recorder, self._spans = recorder, spans
+        self._front = FrontClock()
         self._by_service: dict[Service, Host] = {}
 
     def begin(self) -> list[Host]:
@@ -45,8 +47,11 @@ class HostLoader:
 
     def prepare(self, host: Host) -> "Service":
         """Make the service of a host that has been started, and remember whose it is."""
-        service = host.prepare()
+        return self._adopt(host, host.prepare())
+
+    def _adopt(self, host: Host, service: "Service") -> "Service":
         service.spans = self._spans
+        service.metrics.front = self._front
         if self._recorder is not None:
             service.recorders.append(self._recorder)
         self._by_service[service] = host
@@ -72,7 +77,8 @@ class HostLoader:
                 hosts.append(self._make(served))
             for host in hosts:
                 await host.start()
-            services = [await asyncio.to_thread(self.prepare, host) for host in hosts]
+            # Remembered here, not in the thread, which goes on where the load is cancelled.
+            services = [self._adopt(host, await asyncio.to_thread(host.prepare)) for host in hosts]
             await asyncio.gather(*(host.wait_ready() for host in hosts))
         except BaseException as error:
             for host in hosts:
