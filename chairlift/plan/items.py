@@ -1,6 +1,7 @@
 """A model of items in virtual time: the production scheduler, a dispatcher's rounds, and recorded times."""
 
 import random
+from collections import deque
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -14,6 +15,8 @@ from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
 from chairlift.plan.virtual_machine import VirtualMachine
 
 _TIMER = 1e-3
+# Calls that have less than this to go are over.
+_INSTANT_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class ItemModel:
     """A model of items to simulate: its limits, its instances, what was measured of one, and its weight among others.
 
     With `ahead` an instance is sent its next batch while it runs, as worker processes are. An item's size is its tokens
-    if `sized`, else 1. `times` are those of the profile, where they have been made of it.
+    if `sized`, else 1. `times` are those of the profile, where they have been made of it. For the first `busy_s`
+    seconds instances are at what came before.
     """
 
     limits: BatchLimits
@@ -32,6 +36,7 @@ class ItemModel:
     sized: bool = True
     weight: float = 1.0
     times: CallTimes | None = None
+    busy_s: float = 0.0
 
 
 class VirtualItems:
@@ -48,12 +53,21 @@ class VirtualItems:
         rng = random.Random(seed)
         self._times = CallTimes(model.profile, rng) if model.times is None else model.times.fresh(rng)
         self._parts: dict[str, _Parts] = {}
-        # When each instance is done with what it has; it has nothing to do from then on.
-        self._free_at = [-inf] * model.instances
+        self._instances = [_Instance() for _ in range(model.instances)]
         self._num_calls = 0
         self._pump_due = False
         self._moment = inf
         self._turns = _InstanceTurns(self, machine, model.name, model.weight) if shares_machine else None
+        if model.busy_s:
+            for number in range(model.instances):
+                self.scheduler.instance_lost(number)
+            self._agenda.at(model.busy_s, self._free)
+
+    def _free(self) -> None:
+        """What came before is done."""
+        for number in range(len(self._instances)):
+            self.scheduler.instance_back(number)
+        self._pump_soon()
 
     # The front
 
@@ -101,9 +115,10 @@ class VirtualItems:
             parts.life.shed, parts.life.shed_at = reason, now
 
     def _pump_soon(self) -> None:
+        """Ask the scheduler once the front has done what was there before."""
         if not self._pump_due:
             self._pump_due = True
-            self._agenda.at(self._agenda.now, self.pump, last=True)
+            self._agenda.at(self._front.work(self._agenda.now, 0.0), self.pump, last=True)
 
     def pump(self) -> None:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""
@@ -134,35 +149,67 @@ class VirtualItems:
     def _wake(self, moment: float) -> None:
         if self._moment == moment:
             self._moment = inf
-            self.pump()
+            self._pump_soon()
 
     # Calls
 
     def _start(self, batch: Batch, now: float) -> None:
-        """Send a batch to its instance, which begins it when it is there, and when the one before is done."""
+        """Send a batch to its instance."""
         self._num_calls += 1
         # One half to send it, and the other to take its results in.
-        left = self._front.work(now, self._front.cost.batch / 2)
-        there, free = left + self._hop, self._free_at[batch.instance]
-        began = max(there, free)
-        seconds = self._times.seconds(len(batch.items), batch.computed, began)
-        seconds += self._front.slowdown(now, seconds)
-        idle = None if free == -inf else began - free
-        self._free_at[batch.instance] = began + seconds
+        there = self._front.work(now, self._front.cost.batch / 2) + self._hop
+        instance = self._instances[batch.instance]
+        instance.sent.append(batch)
+        self._agenda.at(there, lambda: self._reached(instance))
+
+    def _reached(self, instance: "_Instance") -> None:
+        """A batch is with its instance, which begins it as soon as it is done with those before."""
+        instance.here += 1
+        if instance.running is None:
+            self._begin(instance)
+
+    def _begin(self, instance: "_Instance") -> None:
+        now = self._agenda.now
+        batch = instance.running = instance.sent.popleft()
+        instance.here -= 1
+        instance.began, instance.front_done = now, self._front.done_by(now)
+        instance.alone = self._times.seconds(len(batch.items), batch.computed, now)
         for item in batch.items:
             parts = self._parts.get(item.id)
             if parts is not None and parts.life.scheduled is None:
-                parts.life.scheduled = began
-        outcome = BatchResult(seconds=seconds, idle=idle)
-        self._agenda.at(began + seconds + self._hop, lambda: self._finish(batch, outcome, began), last=True)
+                parts.life.scheduled = now
+        self._agenda.at(now + instance.alone, lambda: self._computed(instance), last=True)
+
+    def _computed(self, instance: "_Instance") -> None:
+        """A call would be over by now, but for what the front has done since it began."""
+        now, batch, free_at = self._agenda.now, instance.running, instance.free_at
+        assert batch is not None
+        later = instance.began + instance.alone + self._front.slowed(instance.front_done, now, instance.alone)
+        if later > now + _INSTANT_S:
+            self._agenda.at(later, lambda: self._computed(instance), last=True)
+            return
+        seconds = now - instance.began
+        outcome = BatchResult(seconds=seconds, idle=None if free_at == -inf else instance.began - free_at)
+        instance.running, instance.free_at, began = None, now, instance.began
+        self._agenda.at(now + self._hop, lambda: self._heard(batch, outcome, began), last=True)
+        if instance.here:
+            self._begin(instance)
+
+    def _heard(self, batch: Batch, outcome: BatchResult, began: float) -> None:
+        """The front has the results of a batch before it, after what else it was to do."""
+        taken = self._front.work(self._agenda.now, self._front.cost.batch / 2)
+        self._agenda.at(taken, lambda: self._finish(batch, outcome, began), last=True)
 
     def _finish(self, batch: Batch, outcome: BatchResult, began: float) -> None:
         now, count = self._agenda.now, len(batch.items)
         self._num_calls -= 1
-        delivered = self._front.work(now, self._front.cost.item * count + self._front.cost.batch / 2)
         self.steps.note(began, outcome.seconds, count, self.scheduler.num_waiting, batch.computed, 0)
+        ended = self.scheduler.update(batch, outcome, now)
+        # Whoever waits is sent off before answers are.
+        self.pump()
+        delivered = self._front.work(self._agenda.now, self._front.cost.item * count)
         self.steps.delivered.append(delivered)
-        for end in self.scheduler.update(batch, outcome, now):
+        for end in ended:
             parts = self._parts.pop(end.id, None)
             if parts is None:
                 continue
@@ -172,7 +219,23 @@ class VirtualItems:
             if not parts.names:
                 life.first = life.end = delivered
                 self.num_unfinished -= 1
-        self.pump()
+
+
+class _Instance:
+    """One that computes calls, one after the other, in the order in which they are sent.
+
+    Of those sent so many are `here`. The one that runs would take the seconds `alone`, and the front had done so much
+    when it began.
+    """
+
+    __slots__ = ("alone", "began", "free_at", "front_done", "here", "running", "sent")
+
+    def __init__(self) -> None:
+        self.sent: deque[Batch] = deque()
+        self.here = 0
+        self.running: Batch | None = None
+        self.began = self.alone = self.front_done = 0.0
+        self.free_at = -inf
 
 
 class _Parts:

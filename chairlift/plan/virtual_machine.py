@@ -15,8 +15,8 @@ class VirtualFront:
         self.cost = cost
         self.busy = 0.0
         self._free_at = 0.0
-        # Seconds of what slows down workers, and when the last of it is done.
-        self._taken = self._taken_until = 0.0
+        # Seconds of what slows down workers, when the last of it is done, and how much has slowed down somebody.
+        self._taken = self._taken_until = self._counted = 0.0
 
     def work(self, now: float, seconds: float, slows_down: bool = True) -> float:
         """Do what comes now; return when it is done. It `slows_down` workers, but where delays count it already."""
@@ -27,14 +27,21 @@ class VirtualFront:
             self._taken_until = self._free_at
         return self._free_at
 
+    def done_by(self, now: float) -> float:
+        """Return the seconds of what slows down workers that are done by now."""
+        return self._taken - max(self._taken_until - now, 0.0)
+
     def slowdown(self, now: float, seconds: float) -> float:
-        """Return by how much longer a worker takes for so many seconds, by what was done since this was last asked.
+        """Return by how much longer a worker takes for so many seconds, by what was done since this was last asked."""
+        before, self._counted = self._counted, max(self.done_by(now), self._counted)
+        return self.slowed(before, now, seconds)
+
+    def slowed(self, before: float, now: float, seconds: float) -> float:
+        """Return by how much longer a worker takes for so many seconds, by what was done since so much was.
 
         No more than twice as long: with as many others as it has threads it gets every second turn on a core.
         """
-        done = max(self._taken - max(self._taken_until - now, 0.0), 0.0)
-        self._taken -= done
-        return min(done * self.cost.contention, seconds)
+        return min(max(self.done_by(now) - before, 0.0) * self.cost.contention, seconds)
 
 
 class VirtualMachine:

@@ -89,6 +89,40 @@ def test_a_batch_holds_the_front_as_it_leaves_and_as_it_comes_back(count: int) -
         assert life.end == pytest.approx(0.006 + CALL + SIZE * count)
 
 
+def test_what_the_front_does_meanwhile_makes_a_call_longer_and_what_it_did_before_does_not() -> None:
+    profile = exact_calls(0.1, SIZE)
+    front = FrontCost(request=0.01, contention=2.0)
+    one = BatchLimits(max_batch_size=1)
+
+    def calls(*moments: float) -> list[float]:
+        (steps,) = simulate([ItemModel(one, profile, ahead=False)], at(*moments), front=front).steps.values()
+        return steps.seconds
+
+    alone = 0.1 + SIZE
+    assert calls(0.0) == pytest.approx([alone])
+    # Another is read while the first is computed, and a third while it takes longer for that.
+    assert calls(0.0, 0.05)[0] == pytest.approx(alone + 2.0 * 0.01)
+    assert calls(0.0, 0.05, 0.115)[0] == pytest.approx(alone + 2.0 * 0.02, abs=1e-5)
+    # No more than twice as long.
+    assert calls(0.0, *[0.02] * 30)[0] == pytest.approx(2 * alone)
+
+
+def test_the_front_does_one_thing_after_the_other() -> None:
+    """Whom it reads together leaves together, and the next batch is sent off before answers are."""
+    limits = BatchLimits(max_batch_size=4)
+    lives = simulate([model(limits)], at(*[0.0] * 4), front=FrontCost(request=0.002)).requests
+    assert [life.batch_size for life in lives] == [4] * 4
+    assert lives[0].scheduled == pytest.approx(0.008)
+    lives = simulate([model(limits)], at(*[0.0] * 8), front=FrontCost(item=0.001)).requests
+    first, second = lives[0], lives[-1]
+    assert second.scheduled == pytest.approx((first.end or 0.0) - 4 * 0.001)
+
+
+def test_instances_are_busy_with_what_came_before() -> None:
+    lives = simulate([model(instances=2, busy_s=0.5)], at(0.0, 0.1, 0.7)).requests
+    assert [life.scheduled for life in lives] == pytest.approx([0.5, 0.5, 0.7])
+
+
 def test_a_request_of_many_items_ends_with_the_last_of_them() -> None:
     trace = [TraceRequest(arrival=0.0, input_length=10, items=20)]
     (life,) = simulate([model()], trace).requests
