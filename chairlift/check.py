@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
@@ -12,9 +12,9 @@ from chairlift.core.sequences.policy import POLICIES
 from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
-from chairlift.folders.model_json import read_model_json, values_checked
+from chairlift.folders.model_json import NO_TOKENIZER, read_model_json, values_checked
 from chairlift.folders.packing import parse_packing
-from chairlift.folders.tensor_files import count_numbers
+from chairlift.folders.tensor_files import count_numbers, weight_files
 from chairlift.gguf.gguf_file import numbers_of
 from chairlift.gguf.side_folder import folder_of, is_gguf
 from chairlift.hub.cache import gigabytes
@@ -34,6 +34,7 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 16}
 # Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
 _CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
+_TOKENIZER = "tokenizer.json"
 # Tokens of requests, to say how many there may be at once.
 _LENGTHS = (512, 4096)
 
@@ -47,9 +48,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_command(args: argparse.Namespace) -> int:
     """Print what is known of a model; the exit status is 1 if it can't be served."""
-    folder, numbers = _looked_up(args.model, args.revision)
+    found = _looked_up(args.model, args.revision)
     try:
-        rows = about(folder, numbers)
+        rows = about(found.folder, found.numbers)
+        if found.problem is not None:
+            raise UnsupportedModel(found.problem)
     except ChairliftError as error:
         print(f"{args.model} can't be served: {error}")
         return 1
@@ -122,20 +125,34 @@ def _of_items(folder: Path, numbers: int | None) -> Rows:
 
 def _of_weights(numbers: int | None, free: int) -> Rows:
     if numbers is None:
-        problem = "there are no *.safetensors files, or the Hub does not say how long they are"
-        return [("weights", problem), ("free memory", gigabytes(free))]
+        return [("weights", "the Hub does not say how long they are"), ("free memory", gigabytes(free))]
     memory = ", ".join(f"{gigabytes(round(size * numbers))} in {name}" for name, size in _WEIGHTS.items())
     return [("weights", memory), ("free memory", gigabytes(free))]
 
 
-def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
-    """A folder with the model's config.json, and how many numbers its weights are: on the Hub, by their size alone."""
+class _LookedUp(NamedTuple):
+    """A folder with a model's config.json, how many numbers its weights are, on the Hub by their size alone, and what
+    beside config.json keeps it from being served."""
+
+    folder: Path
+    numbers: int | None
+    problem: str | None = None
+
+
+def _of_folder(folder: Path) -> _LookedUp:
+    try:
+        weight_files(folder)
+    except UnsupportedModel as error:
+        return _LookedUp(folder, None, str(error))
+    problem = None if (folder / _TOKENIZER).is_file() else f"{folder} {NO_TOKENIZER}"
+    return _LookedUp(folder, count_numbers(folder), problem)
+
+
+def _looked_up(model: str, revision: str | None) -> _LookedUp:
     folder = Path(model)
     if folder.exists():
         refuse_revision(model, revision)
-        if is_gguf(folder):
-            return folder_of(folder), numbers_of(folder)
-        return folder, count_numbers(folder)
+        return _LookedUp(folder_of(folder), numbers_of(folder)) if is_gguf(folder) else _of_folder(folder)
     name = hub_name(model, revision)
     if name is not None and name.file is not None:
         raise ConfigError(f"of a file on the Hub only the file itself tells: `chairlift pull {model}`, and check that")
@@ -145,11 +162,12 @@ def _looked_up(model: str, revision: str | None) -> tuple[Path, int | None]:
 
     hub = Hub()
     if (kept := hub.cache.find(name)) is not None:
-        return kept.path, count_numbers(kept.path)
+        return _of_folder(kept.path)
     folder, there = hub.config_of(name)
     sizes = [file.size for file in there if file.name.endswith(".safetensors")]
     known = [size for size in sizes if size is not None]
-    return folder, numbers_in(sum(known), read_model_json(folder)) if len(known) == len(sizes) else None
+    numbers = numbers_in(sum(known), read_model_json(folder)) if len(known) == len(sizes) else None
+    return _LookedUp(folder, numbers, None if any(file.name == _TOKENIZER for file in there) else f"it {NO_TOKENIZER}")
 
 
 def numbers_in(size: int, raw: Mapping[str, Any]) -> int:

@@ -46,7 +46,7 @@ KNOWN = {
     "glm4_moe": "GLM 4.5",
     "dots1": "dots.llm1",
     "deepseek_v2": "DeepSeek V2 and its Lite and Coder",
-    "deepseek_v3": "DeepSeek V3 and R1, in bfloat16 or FP8, which is unpacked; Moonlight",
+    "deepseek_v3": "DeepSeek V3 and R1, in bfloat16 or FP8, which is unpacked",
     "glm4_moe_lite": "GLM 4.7 Flash",
     "youtu": "Youtu-LLM",
     "minicpm3": "MiniCPM 3",

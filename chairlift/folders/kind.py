@@ -7,11 +7,10 @@ from typing import Any, Literal
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
-from chairlift.folders.model_json import positive_size, read_model_json, values_checked
-from chairlift.folders.sentence_files import module_kinds
+from chairlift.folders.model_json import is_classifier, positive_size, read_model_json, values_checked
+from chairlift.folders.sentence_files import pools
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
-_CLASSIFIER = "ForSequenceClassification"
 # Names of architectures with a head that end like those without any: GPT2LMHeadModel, Qwen2ForRewardModel.
 _HEADS = ("Head", "For")
 
@@ -20,13 +19,14 @@ _HEADS = ("Head", "For")
 def is_encoder(folder: Path) -> bool:
     """Whether the folder holds a model that the encoder runner takes unasked. Raises ConfigError if it holds no model.
 
-    That is an encoder, or a decoder that has modules of sentence-transformers, no head, or one for classification.
+    That is an encoder, or a decoder whose tokens modules of sentence-transformers pool, that has no head, or one for
+    classification.
     """
     raw = read_model_json(folder)
     if raw.get("model_type") in ENCODERS:
         return True
-    reads = any(_is_headless(name) or name.endswith(_CLASSIFIER) for name in raw.get("architectures") or [])
-    return raw.get("model_type") in DECODERS and (reads or (folder / "modules.json").is_file())
+    reads = is_classifier(raw) or any(map(_is_headless, raw.get("architectures") or []))
+    return raw.get("model_type") in DECODERS and (reads or pools(folder))
 
 
 def _is_headless(architecture: str) -> bool:
@@ -43,10 +43,7 @@ def check_direction(raw: Mapping[str, Any]) -> None:
 
 def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:
     """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label."""
-    names = raw.get("architectures") or []
-    classifies = any(name.endswith(_CLASSIFIER) for name in names)
-    pools = not {"Pooling", "SpladePooling"}.isdisjoint(module_kinds(folder))
-    if not classifies or pools:
+    if not is_classifier(raw) or pools(folder):
         return "embed"
     return "rerank" if len(labels_of(raw)) == 1 else "classify"
 

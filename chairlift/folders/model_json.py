@@ -8,6 +8,11 @@ from typing import Any
 
 from chairlift.errors import ConfigError, UnsupportedModel
 
+# What to say of a folder, or a repository, without a tokenizer that can be read.
+NO_TOKENIZER = (
+    "has no tokenizer.json. Chairlift reads only that format; convert an older tokenizer with "
+    "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then try again."
+)
 # Bytes of a JSON file: those of real models have a few hundred kB, and an index of weights a few MB.
 MAX_JSON_BYTES = 2**26
 # What no model comes near, and what could not be served anyway.
@@ -84,6 +89,12 @@ def read_model_json(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"model: {str(folder)!r} has no config.json, so it is not a Hugging Face model folder")
     return read_object(path)
+
+
+def is_classifier(raw: Mapping[str, Any]) -> bool:
+    """Whether a parsed config.json names an architecture with a head for classification."""
+    names = raw.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.model_json import inside, read_json, read_object
+from chairlift.errors import ConfigError, UnsupportedModel, clip
+from chairlift.folders.model_json import inside, is_classifier, read_json, read_object
 
 # What a head that guesses words makes of all tokens, a number for each word: no pooling of hidden states.
 SPLADE = "splade"
@@ -55,7 +55,7 @@ class SentenceFiles:
     def read(cls, folder: Path) -> "SentenceFiles":
         """Read the files that are there. Raises UnsupportedModel naming what Chairlift does not do."""
         poolings, dense, normalized = _read_modules(folder)
-        settings = read_object(folder / "config_sentence_transformers.json")
+        prompts, default_prompt = _read_prompts(folder / "config_sentence_transformers.json")
         limits: dict[str, Any] = {}
         for path in sorted(folder.glob("sentence_*_config.json")):
             limits |= read_object(path)
@@ -68,14 +68,28 @@ class SentenceFiles:
             normalized,
             max_tokens,
             bool(limits.get("do_lower_case")),
-            settings.get("prompts") or {},
-            settings.get("default_prompt_name"),
+            prompts,
+            default_prompt,
         )
 
 
-def module_kinds(folder: Path) -> list[str]:
-    """The kinds of the modules, in their order; none without modules.json."""
-    return [kind for kind, _ in _modules(folder)]
+def pools(folder: Path) -> bool:
+    """Whether modules.json has something that makes one vector of a text's tokens."""
+    return not {"Pooling", "SpladePooling"}.isdisjoint(kind for kind, _ in _modules(folder))
+
+
+def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    """The texts by name, and which of them is the default."""
+    settings = read_object(path)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise UnsupportedModel(f"{path}: prompts must be an object of texts, got {clip(repr(prompts), 80)}")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        known = clip(", ".join(prompts) or "there are none", 200)
+        raise UnsupportedModel(
+            f"{path}: default_prompt_name {clip(repr(default), 80)} must be one of the prompts: {known}"
+        )
+    return prompts, default
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
@@ -107,12 +121,19 @@ def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], boo
             )
         if normalized:
             raise UnsupportedModel(f"modules.json: a {kind} module after Normalize is not supported")
+        if kind == "Pooling" and (poolings or dense):
+            raise UnsupportedModel("modules.json: a Pooling module is supported but once, and before Dense")
         if kind == "Pooling":
             poolings = _read_poolings(path / "config.json")
         elif kind == "Dense":
             dense.append(_read_dense(path))
         elif kind == "Normalize":
             normalized = True
+    # A classifier needs none, which has a head of its own.
+    if modules and not poolings and (len(modules) > 1 or not is_classifier(read_object(folder / "config.json"))):
+        raise UnsupportedModel(
+            "modules.json has no Pooling module; models that give a vector of each token (ColBERT) are not supported"
+        )
     return poolings, tuple(dense), normalized
 
 

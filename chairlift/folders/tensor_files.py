@@ -7,14 +7,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from chairlift.errors import ConfigError
-from chairlift.folders.model_json import MAX_JSON_BYTES
+from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.model_json import MAX_JSON_BYTES, inside, read_object
 
 # The name of a GGUF file in a folder that was made for it (chairlift/gguf/side_folder.py).
 GGUF_WEIGHTS = "model.gguf"
 # Names of tensors of words of 32 bits: GPTQ's, AWQ's, compressed-tensors'.
 _WORDS = (".qweight", ".weight_packed")
 _METADATA = "__metadata__"
+_WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin"
 
 
 class _Tensor(msgspec.Struct):
@@ -24,16 +25,49 @@ class _Tensor(msgspec.Struct):
     shape: Annotated[list[Annotated[int, Meta(ge=0, lt=2**48)]], Meta(max_length=8)]
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model's weights: not all that lie there, as some have the same in another layout.
+
+    Raises UnsupportedModel, saying what to do, if there are none or one is missing.
+    """
+    single, index = folder / _WHOLE, folder / _INDEX
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        if pickled := sorted(folder.glob(_PICKLED)):
+            problem = f"{folder} has {pickled[0].name}, which may run code when it is read"
+            raise UnsupportedModel(f"{problem}; if you trust it, convert it: {conversion(folder)}")
+        raise UnsupportedModel(f"{folder} has neither {_WHOLE} nor {_INDEX}; only safetensors weights work")
+    try:
+        named = read_object(index).get("weight_map")
+    except ConfigError as error:
+        raise UnsupportedModel(f"{index} has no readable weight_map: {error}") from error
+    if not isinstance(named, dict):
+        raise UnsupportedModel(f"{index} has no readable weight_map: it must be an object of tensors and their files")
+    files = sorted({inside(folder, name, index) for name in named.values()})
+    for file in files:
+        if not file.is_file():
+            raise UnsupportedModel(f"{index} names {file.name!r}, but that file is missing")
+    return files
+
+
+def conversion(folder: Path | str) -> str:
+    """What makes safetensors of a folder's pickled weights: of the tensors alone, whatever model or module has them."""
+    return (
+        'python -c "import glob, torch; from safetensors.torch import save_file; save_file({k: v.clone().contiguous() '
+        f"for f in glob.glob('{folder}/{_PICKLED}') for k, v in torch.load(f, weights_only=True).items()}}, "
+        f"'{folder}/{_WHOLE}', {{'format': 'pt'}})\""
+    )
+
+
 def count_numbers(folder: Path) -> int | None:
-    """How many numbers all files of weights hold, where a byte has two, and a word of a packed projection eight.
+    """How many numbers the files of weights hold, where a byte has two, and a word of a packed projection eight.
 
-    None if there are no such files.
-
-    Raises ConfigError for a file that is none of them.
+    None if there are no such files. Raises UnsupportedModel if one is missing, ConfigError for one that is none.
     """
     # Not pipes, which would be waited for.
-    files = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
-    return sum(map(_numbers_in, files)) if files else None
+    there = (folder / _WHOLE).is_file() or (folder / _INDEX).is_file()
+    return sum(map(_numbers_in, weight_files(folder))) if there else None
 
 
 def _numbers_in(path: Path) -> int:

@@ -77,7 +77,9 @@ class Architecture:
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
-_WINDOW = {"attention.sliding_window": "sliding_window"}
+WINDOW = "attention.sliding_window"
+_WINDOW = {WINDOW: "sliding_window"}
+_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GRANITE = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -91,10 +93,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),
     "granite": Architecture("granite", paired=True, keys=_GRANITE),
-    "olmo2": Architecture(
-        "olmo2",
-        names={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
-    ),
+    "olmo2": Architecture("olmo2", names=_AFTER),
     "phi3": Architecture("phi3", names={"ffn_up": "mlp.gate_up_proj"}, keys=_WINDOW),
     "gemma": Architecture("gemma", lift=1.0, fields=_GELU),
     "gemma2": Architecture(
@@ -102,17 +101,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         lift=1.0,
         names=_GEMMA_NORMS,
         fields=_GELU,
-        keys=_WINDOW
-        | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+        keys=_WINDOW,
     ),
     "gemma3": Architecture(
         "gemma3_text",
         lift=1.0,
         names=_GEMMA_NORMS,
         fields=_GELU | {"sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
-        keys=_WINDOW,
+        keys=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
     ),
 }
+# What files call OLMo 2, too, is this where there are windows.
+_OLMO3 = Architecture("olmo3", names=_AFTER, keys=_WINDOW)
 
 
 _OF_EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_experts"}
@@ -147,4 +147,4 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
         kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
         known = ", ".join(table)
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
-    return table[name]
+    return _OLMO3 if name == "olmo2" and metadata.get(f"{name}.{WINDOW}") else table[name]

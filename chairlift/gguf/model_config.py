@@ -1,11 +1,12 @@
 """The config.json that says what a GGUF file's metadata says."""
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.model_json import values_checked
-from chairlift.gguf.architectures import architecture_of
+from chairlift.folders.model_json import positive_size, values_checked
+from chairlift.gguf.architectures import WINDOW, Architecture, architecture_of
 from chairlift.gguf.gguf_file import GgufFile, shown
 
 # Keys below the architecture's name, and fields of config.json.
@@ -18,15 +19,32 @@ _FIELDS = {
     "context_length": "max_position_embeddings",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 _REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
-# Metadata that says of a model what nothing here computes.
-_REFUSED = ("attention.alibi_bias_max", "attention.clamp_kqv", "ssm.conv_kernel")
+# Metadata that says of a model what nothing here computes, with the value at which it says nothing.
+_REFUSED = {
+    "attention.max_alibi_bias": 0,
+    "attention.clamp_kqv": 0,
+    "attention.causal": True,
+    "attention.temperature_scale": 0,
+    "ssm.conv_kernel": 0,
+    "rope.scaling.yarn_log_multiplier": 0,
+}
 # What may be said of experts besides what becomes a field of config.json.
 _NEUTRAL = {"expert_gating_func": 1, "expert_group_count": 1, "expert_group_used_count": 1, "expert_weights_scale": 1}
 _FLOAT32 = 0
 # Tensors that stretch rotations.
 FACTORS = _FREQUENCIES, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+_PATTERN, _WINDOW_BASE = "attention.sliding_window_pattern", "rope.freq_base_swa"
+_FACTOR, _YARN_FACTOR = "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"
+_EXTRAPOLATED, _ORIGINAL = "rope.scaling.yarn_ext_factor", "rope.scaling.original_context_length"
+_OF_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    _ORIGINAL: "original_max_position_embeddings",
+}
 # Gemma's largest, by their layers, scale their scores by what their hidden size has for a head.
 _LARGEST = {"gemma2": 46, "gemma3_text": 62}
 
@@ -37,9 +55,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     known = architecture_of(file.metadata)
     prefix = f"{file.metadata['general.architecture']}."
     told = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    for key in _REFUSED:
-        if told.get(key):
-            raise UnsupportedModel(f"{prefix}{key} = {shown(told[key])} in a GGUF file: nothing here computes that")
+    for key, neutral in _REFUSED.items():
+        if told.get(key, neutral) != neutral:
+            raise _not_computed(prefix, key, told)
     _check_experts(told, prefix, known.keys)
     for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_"))):
         if not told.get(key):
@@ -69,6 +87,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         **known.fields,
         **_score_scale(known.model_type, found, head_dim),
         **found,
+        **_windows(told, prefix, known),
         **_rotation(told, prefix, head_dim, {name: file.floats(name) for name in FACTORS if name in file.tensors}),
     }
 
@@ -77,7 +96,32 @@ def _check_experts(told: Mapping[str, Any], prefix: str, read: Collection[str]) 
     """Raise UnsupportedModel for what a file says of experts that would be computed otherwise here."""
     for key, value in told.items():
         if key.startswith("expert_") and key not in read and value and value != _NEUTRAL.get(key):
-            raise UnsupportedModel(f"{prefix}{key} = {shown(value)} in a GGUF file: nothing here computes that")
+            raise _not_computed(prefix, key, told)
+
+
+def _not_computed(prefix: str, key: str, told: Mapping[str, Any]) -> UnsupportedModel:
+    return UnsupportedModel(f"{prefix}{key} = {shown(told[key])} in a GGUF file: nothing here computes that")
+
+
+def _windows(told: Mapping[str, Any], prefix: str, known: Architecture) -> dict[str, Any]:
+    """Which layers have a window. Raises UnsupportedModel where layers of this architecture have none."""
+    if not told.get(WINDOW):
+        # Gemma 3's config.json would mean windows by saying nothing.
+        return {"sliding_window_pattern": 1} if known.model_type == "gemma3_text" else {}
+    if WINDOW not in known.keys:
+        raise _not_computed(prefix, WINDOW, told)
+    base = told.get(_WINDOW_BASE)
+    if base is not None and _WINDOW_BASE not in known.keys and base != told.get("rope.freq_base"):
+        raise _not_computed(prefix, _WINDOW_BASE, told)
+    pattern, layers = told.get(_PATTERN), positive_size({"num_hidden_layers": told["block_count"]}, "num_hidden_layers")
+    if pattern is None:
+        return {}
+    if isinstance(pattern, int):
+        # All but the last of so many have one.
+        pattern = [not pattern or layer % pattern < pattern - 1 for layer in range(layers)]
+    if not isinstance(pattern, list) or len(pattern) != layers:
+        raise UnsupportedModel(f"{prefix}{_PATTERN} = {shown(pattern)} is not for {layers} layers")
+    return {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
 
 
 def _score_scale(model_type: str, found: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
@@ -98,27 +142,43 @@ def _rotation(
     # Older files have the factor alone, by another name.
     factor = told.get("rope.scaling.factor") or told.get("rope.scale_linear") or 1.0
     kind = told.get("rope.scaling.type", "linear")
-    positions = told["context_length"]
-    original = told.get("rope.scaling.original_context_length", positions)
+    extrapolated = told.get(_EXTRAPOLATED)
+    # Below 0 it is what the rule has anyway.
+    if extrapolated is not None and extrapolated >= 0 and extrapolated != (kind == "yarn"):
+        raise _not_computed(prefix, _EXTRAPOLATED, told)
+    positions, attention = told["context_length"], told.get(_FACTOR) or 1.0
+    original = told.get(_ORIGINAL, positions)
     if _FREQUENCIES in factors:
         # Factors for each wavelength, which were made from another rule: the same for texts of any length.
         same = factors[_FREQUENCIES]
-        scaling: dict[str, Any] = {"short_factor": same, "long_factor": same, "attention_factor": 1.0}
+        scaling: dict[str, Any] = {"short_factor": same, "long_factor": same, "attention_factor": attention}
         return share | _longrope(positions, scaling)
     if _LONG in factors and _SHORT in factors:
         scaling = {"long_factor": factors[_LONG], "short_factor": factors[_SHORT]}
-        if told.get("rope.scaling.attn_factor"):
-            scaling["attention_factor"] = told["rope.scaling.attn_factor"]
+        if told.get(_FACTOR):
+            scaling["attention_factor"] = attention
         return share | _longrope(original, scaling)
+    if kind != "yarn" and attention != 1:
+        raise _not_computed(prefix, _FACTOR, told)
     if kind == "none" or (kind == "linear" and factor == 1):
         return share
     if kind == "linear":
         return share | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
-        return share | {
-            "rope_scaling": {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        }
+        return share | {"rope_scaling": {"rope_type": "yarn", "factor": factor, **_yarn(told, factor, attention)}}
     raise UnsupportedModel(f"{prefix}rope.scaling.type {shown(kind)} of a GGUF file is not read")
+
+
+def _yarn(told: Mapping[str, Any], factor: float, attention: float) -> dict[str, Any]:
+    """What a file says of YaRN besides the factor."""
+    found = {name: told[key] for key, name in _OF_YARN.items() if key in told}
+    given = told.get(_YARN_FACTOR) or 1.0
+    if given * attention != 1:
+        usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
+        # Converters write `attention_factor` by this name, which is above 1 and stands for all, and `attn_factor`,
+        # which is 1 or below and changes what is usual.
+        found["attention_factor"] = attention * (given if given > 1 else given * usual)
+    return found
 
 
 def _longrope(original: int, scaling: dict[str, Any]) -> dict[str, Any]:

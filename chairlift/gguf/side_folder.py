@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.errors import ConfigError, UnsupportedModel, looking_at
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf.gguf_file import GgufFile, parts_of
 from chairlift.gguf.model_config import config_of
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 3
+_VERSION = 4
 
 
 def is_gguf(path: Path) -> bool:
@@ -31,10 +31,13 @@ def folder_of(path: Path) -> Path:
     """
     # Not where links lead: parts lie beside each other by the names that these have.
     path = path.absolute()
-    about = [each.stat() for each in parts_of(path)]
+    with looking_at(path):
+        about = [each.stat() for each in parts_of(path)]
     mark = f"{path} {[(each.st_size, each.st_mtime_ns) for each in about]} {_VERSION}"
     folder = _home() / f"{path.stem[:80]}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
-    if not folder.is_dir():
+    with looking_at(folder):
+        is_made = folder.is_dir()
+    if not is_made:
         files = _contents(path)
         try:
             _make(folder, files, path)

@@ -65,6 +65,9 @@ _MARKS_OF_TURNS = (
     *("<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<|start_of_role|>"),
     *("<|end_of_role|>", "<|system|>", "<|user|>", "<|assistant|>", "<|turn>"),
 )
+# Of Phi 3's tokens with names those that leave the white space behind them, by which llama.cpp goes, too.
+_PHI3, _KEEP_SPACE = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
+_TEMPLATE = "tokenizer.chat_template"
 # What a file may say of sampling, and the names of that in generation_config.json.
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -99,12 +102,13 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
         raise UnsupportedModel(f"tokenizer.ggml.model {shown(model)} of {name} is not read; gpt2 and llama are")
     begins = told.get("add_bos_token", model == "llama" or told.get("pre") in _WITH_BEGINNING)
     bos = _token(told, "bos_token_id", tokens, name)
+    strips = _strips(metadata, model)
     whole = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added(number, token, kind == _CONTROL)
+            _added(number, token, kind == _CONTROL, strips and token not in _KEEP_SPACE)
             for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
             if kind in (_CONTROL, _USER_DEFINED) and token
         ],
@@ -116,17 +120,34 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
         "bos_token": None if bos is None else tokens[bos],
         "eos_token": None if ends[0] is None else tokens[ends[0]],
     }
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        config["chat_template"] = template
     return {
         "tokenizer.json": whole,
-        "tokenizer_config.json": config,
+        "tokenizer_config.json": config | _templates(metadata),
         "generation_config.json": {
             "eos_token_id": sorted({each for each in (*ends, *endings) if each is not None}),
             **{ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata},
         },
     }
+
+
+def _strips(metadata: Mapping[str, Any], model: Any) -> bool:
+    """Whether tokens with names take the white space behind them, as Phi 3's do: files don't say so."""
+    name = str(metadata.get("general.name")).lower()
+    # Phi 4 and 4 mini are of this architecture, too, and of another kind of tokenizer.
+    is_phi3 = metadata.get("general.architecture") == "phi3" and model == "llama"
+    return is_phi3 or any(each in name for each in _PHI3)
+
+
+def _templates(metadata: Mapping[str, Any]) -> Json:
+    """Chat templates, as a list where any has a name."""
+    found = {
+        key.removeprefix(_TEMPLATE).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(value, str)
+    }
+    if found.keys() == {"default"}:
+        return {"chat_template": found["default"]}
+    return {"chat_template": [{"name": name, "template": text} for name, text in found.items()]} if found else {}
 
 
 def _endings(tokens: Sequence[str]) -> list[int]:
@@ -226,9 +247,9 @@ def _bpe(
     }
 
 
-def _added(number: int, token: str, special: bool) -> Json:
-    sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": number, "content": token, **sides, "special": special}
+def _added(number: int, token: str, special: bool, strips: bool) -> Json:
+    sides = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
+    return {"id": number, "content": token, **sides, "rstrip": strips, "special": special}
 
 
 def _beginning(token: str, number: int) -> Json:

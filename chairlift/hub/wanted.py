@@ -7,14 +7,17 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.tensor_files import conversion
 from chairlift.gguf.part_names import GGUF_PART, part_name
 from chairlift.hub.name import HubName
 
 # More than these are no model's, and would only take time and disk.
 MAX_FILES = 2_000
-_SHARD = re.compile(r"model-\d{1,6}-of-\d{1,6}\.safetensors")
+_SHARD = re.compile(r"model(\.safetensors)?-\d{1,6}-of-\d{1,6}\.safetensors")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\.model")
+_SETTINGS = re.compile(
+    r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\.model|additional_chat_templates/[\w-]+\.jinja"
+)
 # The modules of sentence-transformers: 1_Pooling/config.json, 2_Dense/model.safetensors.
 _MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
 _PLAIN = re.compile(r"[\w][\w. +-]*(/[\w][\w. +-]*)*")
@@ -89,8 +92,5 @@ def _other_weights(files: Iterable[str]) -> str:
     pickled = sorted(each for each in files if each.endswith((".bin", ".pt", ".pth")))
     if not pickled:
         return ", and no other weights"
-    convert = (
-        "from transformers import AutoModelForCausalLM as M; M.from_pretrained(NAME).save_pretrained(FOLDER, "
-        "safe_serialization=True)"
-    )
-    return f", only {pickled[0]}, which can hold code and is not read; convert it where you trust it: {convert}"
+    there = f", only {pickled[0]}, which can hold code and is not read"
+    return f"{there}; where you trust it, download it to FOLDER and convert it: {conversion('FOLDER')}"

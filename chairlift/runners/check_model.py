@@ -7,6 +7,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
+from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.runners.decoder.config import max_length, parse_config, read_any_config
 from chairlift.runners.encoder.config import read_encoder_config
 
@@ -23,3 +24,4 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
             parse_config(raw)
         else:
             read_encoder_config(folder)
+        SentenceFiles.read(folder)

@@ -8,20 +8,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.model_json import inside, read_object
+from chairlift.errors import UnsupportedModel
 from chairlift.folders.packing import Packing
-from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.ops.ggml_blocks import unpack_blocks
 from chairlift.runners.packed_weights import PackedWeights
 
 # Buffers that old checkpoints carry and that are derived from the config.
 _DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
-_CONVERT = (
-    'if you trust it, convert it: python -c "from transformers import AutoModelForCausalLM as M; '
-    "M.from_pretrained('FOLDER').save_pretrained('FOLDER')\""
-)
 
 
 class Matrix(NamedTuple):
@@ -150,31 +145,8 @@ def _handles(folder: Path) -> Iterator[Any]:
     if (folder / GGUF_WEIGHTS).exists():
         yield GgufTensors(folder / GGUF_WEIGHTS, unpack_blocks)
         return
-    for path in _files(folder):
+    for path in weight_files(folder):
         try:
             yield safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise UnsupportedModel(f"{path} cannot be read as safetensors: {error}") from error
-
-
-def _files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        if (folder / "pytorch_model.bin").is_file():
-            raise UnsupportedModel(f"{folder} has pytorch_model.bin, which may run code when it is read; {_CONVERT}")
-        raise UnsupportedModel(
-            f"{folder} has neither model.safetensors nor model.safetensors.index.json; only safetensors weights work"
-        )
-    try:
-        named = read_object(index).get("weight_map")
-    except ConfigError as error:
-        raise UnsupportedModel(f"{index} has no readable weight_map: {error}") from error
-    if not isinstance(named, dict):
-        raise UnsupportedModel(f"{index} has no readable weight_map: it must be an object of tensors and their files")
-    files = sorted({inside(folder, name, index) for name in named.values()})
-    for file in files:
-        if not file.is_file():
-            raise UnsupportedModel(f"{index} names {file.name!r}, but that file is missing")
-    return files

@@ -18,7 +18,7 @@ _TELLING = 3
 
 
 # Whether the prompt has opened the reasoning, or closed it.
-Prefill = Literal["open", "maybe", "closed"]
+ReasoningStart = Literal["open", "maybe", "closed"]
 
 
 class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class ReplyShape(msgspec.Struct, frozen=True, kw_only=True):
     must_call: bool = False
     parallel: bool = True
     answer: str | None = None
-    reasoning: Prefill = "maybe"
+    reasoning: ReasoningStart = "maybe"
     thinking_tokens: int | None = None
     continues: bool = False
 

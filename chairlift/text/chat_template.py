@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Characters of a template: the longest that models come with have some 20,000.
 MAX_TEMPLATE_CHARS = 2**17
+# Where templates lie that have a name, as "tool_use", and how many there may be.
+_NAMED, _MOST_NAMED = "additional_chat_templates", 32
 # What a rendering may use (see `Budget`): a second or so at most, and memory by the size of what goes in. A quick one
 # is done within milliseconds, so that it can be tried where others wait.
 _WORK, _QUICK_WORK = 4_000_000, 20_000
@@ -60,20 +62,22 @@ class ChatTemplate:
     def from_folder(
         cls, folder: Path, tokenizer_config: dict[str, Any], special_tokens: dict[str, str]
     ) -> "ChatTemplate":
-        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json.
+        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json, and
+        those that have a name, each in a file of `additional_chat_templates`.
 
-        Raises UnsupportedModel for a file that is no template by its size.
+        Raises UnsupportedModel for a file that is no template by its size, and for too many.
         """
         file = folder / "chat_template.jinja"
-        if file.is_file() and file.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
-            raise UnsupportedModel(f"{file} has {file.stat().st_size} bytes, too many for a chat template")
-        source: Any = file.read_text("utf-8") if file.is_file() else tokenizer_config.get("chat_template")
+        source: Any = _read(file) if file.is_file() else tokenizer_config.get("chat_template")
         sources: dict[str, str] = {}
         if isinstance(source, str):
             sources = {"default": source}
         elif isinstance(source, list):
             sources = {str(entry.get("name")): str(entry.get("template")) for entry in source}
-        return cls(sources, special_tokens)
+        named = [each for each in sorted((folder / _NAMED).glob("*.jinja")) if each.is_file()]
+        if len(named) > _MOST_NAMED:
+            raise UnsupportedModel(f"{folder / _NAMED} has {len(named)} templates, more than {_MOST_NAMED}")
+        return cls(sources | {each.stem: _read(each) for each in named}, special_tokens)
 
     @property
     def source(self) -> str:
@@ -226,6 +230,13 @@ def normalize_messages(
             message["content"] = message["content"] or (None if knows_no_content else "")
         chat.append(message)
     return chat
+
+
+def _read(file: Path) -> str:
+    size = file.stat().st_size
+    if size > 4 * MAX_TEMPLATE_CHARS:
+        raise UnsupportedModel(f"{file} has {size} bytes, too many for a chat template")
+    return file.read_text("utf-8")
 
 
 def plain(data: Any) -> Any:

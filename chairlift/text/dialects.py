@@ -49,6 +49,12 @@ _QWEN = CallForm(
     notation="tags",
     tags=TagForm("\n<parameter=", ">\n", "\n</parameter>", words=True),
 )
+_SEED = msgspec.structs.replace(
+    _QWEN,
+    open="<seed:tool_call>\n<function=",
+    close=("\n</function>\n</seed:tool_call>",),
+    tags=TagForm("\n<parameter=", ">", "</parameter>", words=True),
+)
 _GEMMA = CallForm(
     open="<|tool_call>call:",
     named="{",
@@ -114,6 +120,11 @@ DIALECTS = {
         ),
         Dialect(name="qwen_xml", tool_calls=(_QWEN,)),
         Dialect(
+            name="seed",
+            reasoning_content=Region(("<seed:think>",), ("</seed:think>",)),
+            tool_calls=(_SEED,),
+        ),
+        Dialect(
             name="gemma",
             reasoning_content=Region(("<|channel>thought\n",), ("<channel|>",)),
             tool_calls=(_GEMMA,),
@@ -154,6 +165,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("glm_47", ("</arg_key><arg_value>", "<tool_call>")),
     ("glm", ("<arg_key>", "<tool_call>")),
     ("qwen_xml", ("<function=", "<parameter=", "<tool_call>")),
+    ("seed", ("<function=", "<parameter=", "<seed:tool_call>")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral_nemo", ("[TOOL_CALLS][",)),
     ("mistral", ("[TOOL_CALLS]",)),

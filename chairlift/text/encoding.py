@@ -1,23 +1,35 @@
 """Texts and pairs of texts as token ids with special tokens, for encoders. Without torch."""
 
+import json
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import tokenizers
+from tokenizers import processors
 
-from chairlift.errors import InputTooLong, InvalidRequest
+from chairlift.errors import InputTooLong, InvalidRequest, UnsupportedModel
+from chairlift.folders.end_tokens import special_tokens
+from chairlift.folders.model_json import read_object
 from chairlift.runners.items import Encoding
 from chairlift.text.tokenizer import Tokenizer, encode_all
 
 Side = Literal["left", "right"]
 # Tokens that are told one by one in an answer.
 MAX_TOKENS_TOLD = 2**17
-# Characters that are encoded at once, after which what else comes waits.
-_SLICE_CHARS = 2**20
+# Characters that are encoded at once, after which what else comes waits: the library takes some 400 bytes for each.
+# A text has no more, unless the model takes so many tokens.
+_SLICE_CHARS = 2**19
+_CHARS_PER_TOKEN = 16
+# Of one letter a normalizer may make 18, so that no more than this is put into another form at once to be counted.
+_PIECE = 2**16
+# Classes of tokenizers that do as `add_eos_token` in tokenizer_config.json says; others never looked at it.
+_HEED_EOS = {f"{name}Tokenizer" for name in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")}
 
 
 class Cut(NamedTuple):
@@ -44,8 +56,8 @@ class TextToken(msgspec.Struct):
 class TextEncoder:
     """Encodes for one model. Safe to share between threads: nothing changes after loading.
 
-    Special tokens and type ids are what the post-processor in tokenizer.json says; what looks like one in a text is
-    text. A text (or pair) of more than
+    Special tokens and type ids are what the post-processor in tokenizer.json says, and the token that ends a text is
+    there if tokenizer_config.json asks for it; what looks like one in a text is text. A text (or pair) of more than
     `max_tokens`, special ones counted, is cut, or refused, as the caller asks.
     """
 
@@ -54,6 +66,7 @@ class TextEncoder:
         self.max_tokens = max_tokens
         self._lowercase = lowercase
         self._tokenizer = Tokenizer.from_folder(folder)
+        _end_texts(self._tokenizer.backend, Path(folder))
         self._backend, self._lengths = self._tokenizer.backend, self._tokenizer.lengths
 
     def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
@@ -67,23 +80,38 @@ class TextEncoder:
         return self._encode(given, truncate)
 
     def tokens(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[TextToken]]:
-        """Take texts apart. Raises InvalidRequest if one is no Unicode, or all have more than MAX_TOKENS_TOLD."""
+        """Take texts apart. Raises InvalidRequest if one is no Unicode or too long, or all exceed MAX_TOKENS_TOLD."""
         given = [text.lower() for text in texts] if self._lowercase else list(texts)
+        self._refuse_large(given)
         backend, ids_of = self._backend_for(given)
-        try:
-            # The fast call does not say where tokens are.
-            encodings = backend.encode_batch(given, add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:
-            raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "inputs") from error
-        number = sum(map(len, encodings))
-        if number > MAX_TOKENS_TOLD:
-            raise InvalidRequest(f"the texts have {number} tokens, more than {MAX_TOKENS_TOLD}", "inputs")
-        return [self._told(*each, ids_of) for each in zip(texts, encodings, strict=True)]
+        encodings: list[tokenizers.Encoding] = []
+        number = 0
+        for some in _slices(given):
+            try:
+                # The fast call does not say where tokens are.
+                encodings += backend.encode_batch(some, add_special_tokens=add_special_tokens)
+            except (TypeError, UnicodeError) as error:
+                raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "inputs") from error
+            number += sum(map(len, encodings[-len(some) :]))
+            if number > MAX_TOKENS_TOLD:
+                raise InvalidRequest(f"the texts have more than {MAX_TOKENS_TOLD} tokens; send fewer", "inputs")
+        return [self._told(*each, ids_of) for each in zip(texts, given, encodings, strict=True)]
 
     def _told(
-        self, text: str, encoding: tokenizers.Encoding, ids_of: Callable[[tokenizers.Encoding], list[int]]
+        self,
+        text: str,
+        given: str,
+        encoding: tokenizers.Encoding,
+        ids_of: Callable[[tokenizers.Encoding], list[int]],
     ) -> list[TextToken]:
-        found = zip(ids_of(encoding), encoding.special_tokens_mask, encoding.offsets, strict=True)
+        """The tokens of what was `given` for a text, and where they are in the text."""
+        offsets: Sequence[tuple[int, int]] = encoding.offsets
+        if len(given) != len(text):
+            # Few letters have small ones of more than one character.
+            places = [place for place, letter in enumerate(text) for _ in letter.lower()] + [len(text)]
+            ends = [0, *(place + 1 for place in places)]
+            offsets = [(places[start], max(ends[stop], places[start])) for start, stop in offsets]
+        found = zip(ids_of(encoding), encoding.special_tokens_mask, offsets, strict=True)
         return [
             TextToken(token_id, self._tokenizer.token_text(token_id), True, None, None)
             if added
@@ -117,6 +145,7 @@ class TextEncoder:
                 given = [self._head(text, limit, cut) for text in given]
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
+        self._refuse_large(given)
         backend, ids_of = self._backend_for(given)
         found = []
         encodings = chain.from_iterable(encode_all(backend, some) for some in _slices(given))
@@ -143,29 +172,107 @@ class TextEncoder:
                 message = f"an input has at least {least} tokens, but the model takes {self.max_tokens}"
                 raise InputTooLong(message, "input", index)
 
+    @property
+    def _most_chars(self) -> int:
+        """The characters that a text, or a pair, may have to be tokenized."""
+        return max(_SLICE_CHARS, _CHARS_PER_TOKEN * self.max_tokens)
+
+    def _refuse_large(self, given: Sequence[str | tuple[str, str]]) -> None:
+        """Raise InputTooLong for what would take too much memory to tokenize."""
+        for index, text in enumerate(given):
+            size = _size(text)
+            if size > self._most_chars:
+                problem = f"an input has {size} characters that would have to be tokenized, more than"
+                raise InputTooLong(f"{problem} {self._most_chars}; send less of it", "input", index)
+
     def _head(self, text: str | tuple[str, str], limit: int, cut: Cut) -> str | tuple[str, str]:
         """As much of a text or pair as matters where `limit` tokens are kept; what follows need not be tokenized."""
-        lengths = self._lengths
         if isinstance(text, str):
-            return lengths.head(text, limit)
+            return self._head_of(text, limit)
         most = limit if cut.second is None else min(cut.second, limit)
-        heads = lengths.head(text[0], limit), lengths.head(text[1], most)
-        # Of two long parts the longer one may lose a token more, so it must be known which one that is.
-        if heads == text or most < limit or min(map(lengths.count, heads)) < limit:
+        heads = self._head_of(text[0], limit), self._head_of(text[1], most)
+        if heads == text or most < limit or _size(heads) > self._most_chars:
             return heads
-        return text
+        # Of two long parts the longer one may lose a token more, so it must be known which one that is.
+        return heads if min(map(self._lengths.count, heads)) < limit else text
+
+    def _head_of(self, text: str, limit: int) -> str:
+        """A text's beginning that has `limit` tokens, looked for in as much of it as may be tokenized; or all of it."""
+        most = self._most_chars
+        if len(text) > most:
+            text.encode()  # what is not looked at must be Unicode as well
+        seen = text[:most]
+        head = self._lengths.head(seen, limit) if _size(seen) <= most else seen
+        return head if len(head) < len(seen) else text
+
+
+def _end_texts(backend: tokenizers.Tokenizer, folder: Path) -> None:
+    """Have texts end with the end token if tokenizer_config.json says so and tokenizer.json does not.
+
+    Models that pool the last token were trained by the former (e5-mistral), which transformers 4 went by, too.
+    """
+    config = read_object(folder / "tokenizer_config.json")
+    name = str(config.get("tokenizer_class") or "").removesuffix("Fast")
+    # Code of the folder's own, which is never run, is there for such things.
+    if not config.get("add_eos_token") or (name and name not in _HEED_EOS and "auto_map" not in config):
+        return
+    token = special_tokens(config).get("eos_token")
+    token_id = None if token is None else backend.token_to_id(token)
+    if token is None or token_id is None:
+        raise UnsupportedModel(
+            f"{folder / 'tokenizer_config.json'} has add_eos_token, but no eos_token that is a token"
+        )
+    if backend.encode("a").ids[-1:] != [token_id]:
+        saved = backend.post_processor and json.loads(backend.post_processor.__getstate__())
+        made: Any = processors.TemplateProcessing("$A", "$A $B:1", [])
+        made.__setstate__(json.dumps(_ended(saved, token, token_id, folder)).encode())
+        backend.post_processor = made
+
+
+def _ended(saved: dict[str, Any] | None, token: str, token_id: int, folder: Path) -> dict[str, Any]:
+    """A post-processor, as it is saved, with a token behind each text."""
+    steps = [] if saved is None else saved["processors"] if saved["type"] == "Sequence" else [saved]
+    plain: dict[str, Any] = {"single": [_part("A", 0)], "pair": [_part("A", 0), _part("B", 1)], "special_tokens": {}}
+    template = next((step for step in steps if step["type"] == "TemplateProcessing"), plain)
+    others = [step for step in steps if step is not template]
+    if any(step["type"] != "ByteLevel" for step in others):
+        raise UnsupportedModel(f"{folder / 'tokenizer.json'}: add_eos_token with this post_processor is not supported")
+    mark = {"id": token, "ids": [token_id], "tokens": [token]}
+    forms: dict[str, list[Any]] = {"single": [], "pair": []}
+    for name, pieces in forms.items():
+        for piece in template[name]:
+            pieces.append(piece)
+            if "Sequence" in piece:
+                pieces.append({"SpecialToken": {"id": token, "type_id": piece["Sequence"]["type_id"]}})
+    special = {"special_tokens": {**template["special_tokens"], token: mark}}
+    return {"type": "Sequence", "processors": [*others, {"type": "TemplateProcessing", **forms, **special}]}
+
+
+def _part(name: str, type_id: int) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": type_id}}
 
 
 def _slices(given: Sequence[str | tuple[str, str]]) -> Iterator[Sequence[str | tuple[str, str]]]:
     """So many at a time that what the library makes of them, some hundred bytes a character, is no more than that."""
     begin = size = 0
     for index, text in enumerate(given):
-        size += sum(map(len, _parts(text)))
-        if size > _SLICE_CHARS:
-            yield given[begin : index + 1]
-            begin, size = index + 1, 0
+        more = _size(text)
+        if size + more > _SLICE_CHARS and index > begin:
+            yield given[begin:index]
+            begin, size = index, 0
+        size += more
     if begin < len(given):
         yield given[begin:]
+
+
+def _size(text: str | tuple[str, str]) -> int:
+    """The characters of a text or pair, or what a normalizer makes of them, if that is more."""
+    return sum(len(part) if part.isascii() else _normalized_size(part) for part in _parts(text))
+
+
+def _normalized_size(text: str) -> int:
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    return sum(len(unicodedata.normalize("NFKD", piece)) for piece in pieces)
 
 
 def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from chairlift.text.call_grammar import Prefill
+from chairlift.text.call_grammar import ReasoningStart
 from chairlift.text.chat_template import MAX_TEMPLATE_CHARS
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
@@ -49,7 +49,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
         """Whether replies may begin with reasoning."""
         return self.dialect is not None and self.dialect.reasoning_content is not None
 
-    def prefill(self, prompt: str) -> Prefill:
+    def reasoning_start(self, prompt: str) -> ReasoningStart:
         """Whether a prompt has opened the reasoning, or closed it, or neither."""
         if self.dialect is None or self.dialect.reasoning_content is None:
             return "closed"

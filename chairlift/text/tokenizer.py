@@ -19,7 +19,7 @@ import tokenizers
 from chairlift.bodies import is_deep
 from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.folders.end_tokens import end_token_ids, special_tokens
-from chairlift.folders.model_json import read_object
+from chairlift.folders.model_json import NO_TOKENIZER, read_object
 from chairlift.text.chat_template import ChatTemplate, check_arguments, normalize_messages, plain, too_deep
 from chairlift.text.detokenize import Vocabulary
 from chairlift.text.lengths import TextLengths
@@ -84,10 +84,7 @@ class Tokenizer:
         folder = Path(path)
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise UnsupportedModel(
-                f"{folder} has no tokenizer.json. Chairlift reads only that format; convert an older tokenizer with "
-                "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then try again."
-            )
+            raise UnsupportedModel(f"{folder} {NO_TOKENIZER}")
         if file.stat().st_size > _MAX_TOKENIZER_BYTES:
             raise UnsupportedModel(f"{file} has {file.stat().st_size} bytes, more than {_MAX_TOKENIZER_BYTES}")
         try:

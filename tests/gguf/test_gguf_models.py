@@ -1,8 +1,10 @@
 """GGUF files by the package's own writer: the models in them, and their numbers."""
 
 import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,6 +23,7 @@ from chairlift.config.settings import load
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf import model_config, side_folder
+from chairlift.gguf.architectures import architecture_of
 from chairlift.gguf.gguf_tensors import READ, GgufTensors
 from chairlift.gguf.part_names import part_name
 from chairlift.gguf.side_folder import folder_of
@@ -221,20 +224,53 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
         folder_of(gguf_file("llama"))
 
 
-def test_a_pickled_folder_is_refused_with_what_converts_it(tmp_path: Path) -> None:
-    folder = edited_folder(tmp_path / "m", plain_folder("llama"))
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(UnsupportedModel, match=r"may run code .* convert it: python -c"):
-        make_runner(folder)
-
-
 @pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_alone_scales_positions_linearly(name: str) -> None:
     """As llama.cpp reads older files."""
     told = {name: 4.0, "context_length": 64}
     assert model_config._rotation(told, "llama.", 32, {}) == {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
     assert model_config._rotation(told | {name: 0.0}, "llama.", 32, {}) == {}
+
+
+def test_what_a_file_says_of_yarn_besides_its_factor() -> None:
+    told = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "context_length": 64}
+    usual = 0.1 * math.log(4) + 1
+
+    def scaling(**more: float | str) -> dict[str, Any]:
+        named = {f"rope.scaling.{key}": value for key, value in more.items()}
+        found: dict[str, Any] = model_config._rotation(told | named, "qwen3.", 32, {})["rope_scaling"]
+        return found
+
+    assert scaling(yarn_attn_factor=1.0, yarn_ext_factor=-1.0) == {"rope_type": "yarn", "factor": 4.0}
+    assert scaling(yarn_ext_factor=1.0, original_context_length=16)["original_max_position_embeddings"] == 16
+    betas = scaling(yarn_beta_fast=16.0, yarn_beta_slow=2.0)
+    assert (betas["beta_fast"], betas["beta_slow"]) == (16.0, 2.0)
+    # `attention_factor` stands for all, and `attn_factor`, as DeepSeek R1 has it, changes what is usual.
+    assert scaling(yarn_attn_factor=1.25)["attention_factor"] == 1.25
+    assert scaling(yarn_attn_factor=1 / usual)["attention_factor"] == pytest.approx(1.0)
+    assert scaling(attn_factor=0.5)["attention_factor"] == pytest.approx(0.5 * usual)
+    for value in (0.5, 0.0):
+        with pytest.raises(UnsupportedModel, match=rf"qwen3\.rope\.scaling\.yarn_ext_factor = {value}"):
+            scaling(yarn_ext_factor=value)
+    with pytest.raises(UnsupportedModel, match=r"rope\.scaling\.attn_factor = 0\.5"):
+        scaling(attn_factor=0.5, type="linear")
+
+
+def test_which_layers_have_a_window_is_checked() -> None:
+    def read(**more: Any) -> dict[str, Any]:
+        told = {"block_count": 4, "rope.freq_base": 1e4, "attention.sliding_window": 8, **more}
+        known = architecture_of(
+            {f"olmo2.{key}": value for key, value in told.items()} | {"general.architecture": "olmo2"}
+        )
+        return model_config._windows(told, "olmo2.", known)
+
+    kinds = ["sliding_attention", "full_attention"] * 2
+    for pattern in (2, [1, 0, 1, 0]):
+        assert read(**{"attention.sliding_window_pattern": pattern}) == {"layer_types": kinds}
+    with pytest.raises(UnsupportedModel, match=r"olmo2\.attention\.sliding_window_pattern = \[1\] is not for 4 layers"):
+        read(**{"attention.sliding_window_pattern": [1]})
+    with pytest.raises(UnsupportedModel, match=r"olmo2\.rope\.freq_base_swa = 1000"):
+        read(**{"rope.freq_base_swa": 1e3})
 
 
 @pytest.mark.parametrize(
@@ -251,6 +287,10 @@ def test_a_factor_alone_scales_positions_linearly(name: str) -> None:
         ("llama.embedding_length", 0, "llama.embedding_length is missing in m.gguf, or 0"),
         ("llama.rope.dimension_count", "many", "a value that is none of its kind"),
         ("llama.attention.value_length", 8, "attention.value_length"),
+        ("llama.attention.sliding_window", 16, "llama.attention.sliding_window = 16"),
+        ("llama.attention.max_alibi_bias", 8, "llama.attention.max_alibi_bias = 8"),
+        ("llama.attention.causal", 0, "llama.attention.causal = 0"),
+        ("llama.rope.scaling.yarn_log_multiplier", 1, "yarn_log_multiplier = 1"),
         ("tokenizer.ggml.pre", "default", "tokenizer.ggml.pre 'default'"),
         ("tokenizer.ggml.model", "bert", "tokenizer.ggml.model 'bert'"),
         ("tokenizer.ggml.tokens", None, "tokenizer.ggml.tokens is missing"),

@@ -1,6 +1,7 @@
 """Tokenizers out of GGUF metadata cut texts as those that the metadata was made of."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf import tokenizer_files as module
 from chairlift.gguf.tokenizer_files import tokenizer_files
+from chairlift.text.chat_template import ChatTemplate
 
 TEXTS = [
     "Hello world! It's 12345 o'clock, WE'LL see.",
@@ -185,6 +187,32 @@ def test_what_ends_a_turn_is_found_by_its_text_too() -> None:
     # Harmony's parts of answers end by what ends others' turns.
     told["tokenizer.ggml.tokens"][-3:] = ["<|return|>", "<|call|>", "<|message|>"]
     assert tokenizer_files(told, "m.gguf")["generation_config.json"]["eos_token_id"] == [first + 1, first + 2]
+
+
+_PHI3 = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"]
+_TURNS = "<s> <|user|>\nwhat\n is<|end|>\n\n<|assistant|>\n that </s>\nend<|endoftext|>\n<unk> x"
+
+
+@pytest.mark.parametrize("told", [{"general.name": "Phi-3-mini"}, {"general.architecture": "phi3"}, {}])
+def test_phi_3_s_tokens_take_the_space_behind_them(told: dict[str, str]) -> None:
+    """As its tokenizer.json says, and no GGUF file."""
+    words = ["\n", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
+    wanted = Tokenizer(models.BPE({token: number for number, token in enumerate(_PHI3 + words)}, [], unk_token="<unk>"))
+    wanted.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    strips = [token for token in _PHI3 if told and token not in ("<unk>", "<s>", "<|endoftext|>")]
+    wanted.add_special_tokens(
+        [tokenizers.AddedToken(token, rstrip=token in strips, normalized=False) for token in _PHI3]
+    )
+    kinds = [3] * len(_PHI3) + [1] * len(words)
+    found = made(pieces(*_PHI3, *words, token_type=kinds, add_bos_token=False) | told)
+    assert found.encode(_TURNS).ids == wanted.encode(_TURNS).ids
+
+
+def test_templates_that_have_a_name_are_there_beside_the_default() -> None:
+    told = metadata_of(trained("gpt-2"), "gpt-2") | {"tokenizer.chat_template.tool_use": "{{ tools }}"}
+    told |= {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.rag": 3}
+    config = tokenizer_files(told, "m.gguf")["tokenizer_config.json"]
+    assert ChatTemplate.from_folder(Path("none"), config, {}).source == "{{ tools }}\n{{ messages[0].content }}"
 
 
 @pytest.mark.parametrize(

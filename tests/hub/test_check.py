@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support.encoder_factory import encoder_folder
+from support.encoder_factory import encoder_folder, sentence_folder
 from support.foreign_factory import foreign_folder
-from support.model_factory import model_folder
+from support.model_factory import edited_folder, model_folder
+from support.text_tokenizers import build
 from torch import Tensor
 
 from chairlift.check import numbers_in
@@ -24,14 +26,25 @@ from chairlift.hub.cache import gigabytes
 from chairlift.runners.decoder.runner import DecoderRunner
 
 
+def tokenized(target: Path, source: Path) -> Path:
+    """A copy of a model's folder, with a tokenizer."""
+    folder = edited_folder(target, source)
+    build("bytelevel").save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
     assert main(["check", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
 
 
-def test_what_it_says_of_a_language_model_is_what_its_runner_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = model_folder("llama")
+def test_what_it_says_of_a_language_model_is_what_its_runner_finds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tokenized(tmp_path / "model", model_folder("llama"))
+    # The same weights as the authors' own programs have them, which is what Mistral's repositories hold as well.
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
     rows = told(capsys, str(folder))
     runner = DecoderRunner(SequenceConfig(model=str(folder), dtype="bfloat16"))
     info = runner.load()
@@ -42,8 +55,15 @@ def test_what_it_says_of_a_language_model_is_what_its_runner_finds(capsys: pytes
 
 
 def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "embeds texts" in told(capsys, str(encoder_folder("bert")))["model"]
+    assert "embeds texts" in told(capsys, str(tokenized(tmp_path / "bert", encoder_folder("bert"))))["model"]
+    pickled = tokenized(tmp_path / "pickled", encoder_folder("bert"))
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    modules = sentence_folder(tmp_path / "modules", encoder_folder("bert"), [("Normalize", {})])
     for path, problem in (
+        (model_folder("llama"), "has no tokenizer.json"),
+        (encoder_folder("bert"), "has no tokenizer.json"),
+        (pickled, "has pytorch_model.bin, which may run code"),
+        (modules, "has no Pooling module"),
         (tmp_path, "has no config.json"),
         (tmp_path / "none", "no name of the Hub"),
         ("someone/files:model-q4_k_m.gguf", "`chairlift pull someone/files:model-q4_k_m.gguf`, and check that"),
@@ -54,7 +74,8 @@ def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_p
     save_file({}, tmp_path / "model.safetensors")
     assert main(["check", str(tmp_path)]) == 1
     assert "can't be served: model_type 'mamba' with architectures []: none writes texts" in capsys.readouterr().out
-    assert "transformers' modules" in told(capsys, str(foreign_folder("phi", "phi")))["computed by"]
+    foreign = tokenized(tmp_path / "phi", foreign_folder("phi", "phi"))
+    assert "transformers' modules" in told(capsys, str(foreign))["computed by"]
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert main(["check", str(tmp_path)]) == 1
     assert "is no file of safetensors" in capsys.readouterr().err
@@ -81,8 +102,8 @@ def write_header(path: Path, header: bytes, length: int | None = None) -> None:
     ids=lambda shape: shape[:20],
 )
 def test_a_shape_that_no_file_could_hold_is_refused(shape: str, tmp_path: Path) -> None:
-    write_header(tmp_path / "a.safetensors", f'{{"a": {{"dtype": "F32", "shape": {shape}}}}}'.encode())
-    with pytest.raises(ConfigError, match=r"a\.safetensors is no file of safetensors"):
+    write_header(tmp_path / "model.safetensors", f'{{"a": {{"dtype": "F32", "shape": {shape}}}}}'.encode())
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no file of safetensors"):
         count_numbers(tmp_path)
 
 
@@ -94,25 +115,34 @@ def test_what_headers_say_is_counted(tmp_path: Path) -> None:
         "c_blocks": {"dtype": "U8", "shape": [7], "data_offsets": [44, 51]},
         "d": {"dtype": "F32", "shape": [], "data_offsets": [51, 55]},
     }
-    write_header(tmp_path / "a.safetensors", json.dumps(tensors).encode() + b"   ")
+    write_header(tmp_path / "model.safetensors", json.dumps(tensors).encode() + b"   ")
     assert count_numbers(tmp_path) == 6 + 40 + 14 + 1
-    write_header(tmp_path / "a.safetensors", b"{}", length=3)
+    write_header(tmp_path / "model.safetensors", b"{}", length=3)
     with pytest.raises(ConfigError, match="is no file of safetensors"):
         count_numbers(tmp_path)
 
 
 def test_what_is_named_as_a_file_of_weights_and_is_none_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "folder.safetensors").mkdir()
-    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "model.safetensors").mkdir()
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
     assert count_numbers(tmp_path) is None
 
 
+def test_only_the_files_that_are_read_are_counted(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
+    for number, name in enumerate(("a", "b", "consolidated")):
+        write_header(tmp_path / f"{name}.safetensors", json.dumps({f"t{number}": tensor}).encode())
+    index = {"weight_map": {"t0": "a.safetensors", "t1": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert count_numbers(tmp_path) == 6
+
+
 @pytest.mark.processes
-def test_it_needs_no_torch() -> None:
+def test_it_needs_no_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from chairlift.cli import main
-assert main(["check", {str(model_folder("llama"))!r}]) == 0
+assert main(["check", {str(tokenized(tmp_path / "model", model_folder("llama")))!r}]) == 0
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

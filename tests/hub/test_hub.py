@@ -1,5 +1,6 @@
 """Models by their names on the Hub: what is downloaded, what is refused, and that nothing half-written is served."""
 
+import errno
 import json
 import os
 import shutil
@@ -129,6 +130,29 @@ def test_what_a_newer_commit_has_in_common_takes_no_room(
     assert client.fetch(NAME).commit == repo.commit
     assert hub.downloads == downloads
     assert "of which 0 bytes are to be downloaded" in lines[-1]
+
+
+def test_what_is_whole_is_served_from_a_cache_that_takes_nothing(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, lines = said()
+    kept = client.fetch(NAME)
+    notes = kept.path.parents[1] / "chairlift"
+    shutil.rmtree(notes)
+    notes.write_text("no folder can be made here")
+    monkeypatch.setattr(download, "free_bytes", lambda folder: 0)
+    again = client.fetch(NAME)
+    assert (again.path, again.size) == (kept.path, kept.size)
+    assert "can't be written to (File exists), so org/demo is served" in lines[-1]
+    # What is not as the Hub has it is still not served, and can't be replaced.
+    repo.lies.add("config.json")
+
+    def refuse(repo: str, file: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(client.cache, "discard", refuse)
+    with pytest.raises(DownloadFailed, match="config.json is otherwise than .* can't be removed: Read-only file"):
+        client.fetch(NAME)
 
 
 def test_where_a_newer_commit_does_not_come_the_one_that_is_here_is_served(hub: FakeHub, repo: FakeRepo) -> None:

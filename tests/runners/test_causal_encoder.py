@@ -164,7 +164,7 @@ def test_what_writes_does_not_embed_unasked(variant: str) -> None:
 def test_which_decoders_embed_unasked(tmp_path: Path) -> None:
     for name in ("Qwen2ForRewardModel", "GPT2DoubleHeadsModel"):
         assert not is_encoder(edited_folder(tmp_path / name, encoder_folder("qwen3"), architectures=[name]))
-    assert is_encoder(sentence_folder(tmp_path / "modules", model_folder("qwen3")))
+    assert is_encoder(sentence_folder(tmp_path / "modules", model_folder("qwen3"), [("Pooling", {})]))
     for variant in DECODERS:
         assert is_encoder(encoder_folder(variant))
         assert is_encoder(encoder_folder(variant, 2))

@@ -1,13 +1,14 @@
 """Reading a model folder: old and new forms of config.json, and every refusal by name."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.decoder_harness import make_runner
+from support.decoder_harness import all_logits, make_runner
 from support.device import DEVICE
 from support.model_factory import TINY, edited_folder, model_folder, reference_model
 
@@ -15,7 +16,7 @@ from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.config_dialects import NotNative
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.runners.decoder import kv_memory, runner
-from chairlift.runners.decoder.config import parse_config
+from chairlift.runners.decoder.config import max_length, parse_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -65,6 +66,46 @@ def test_rope_of_old_folders_equals_transformers(scaling: dict[str, Any] | None)
     cos, sin = rotary(torch.zeros(1), torch.arange(512)[None])
     assert torch.equal(table[:, :8], cos[0, :, :8])
     assert torch.equal(table[:, 8:], sin[0, :, :8])
+
+
+def test_a_factor_on_yarns_own() -> None:
+    """As vLLM reads it, and whoever made DeepSeek R1 distilled into Qwen 3, which has none by it."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    plain = config(rope_scaling=yarn).ropes[0].table(16, 512)
+    usual = 0.1 * math.log(4) + 1
+    own = config(rope_scaling=yarn | {"attn_factor": 1 / usual, "extrapolation_factor": 1.0}).ropes[0].table(16, 512)
+    whole = config(rope_scaling=yarn | {"attention_factor": 1.0}).ropes[0].table(16, 512)
+    torch.testing.assert_close(own, plain / usual)
+    torch.testing.assert_close(own, whole)
+
+
+def test_scaling_that_was_added_to_a_config_lengthens_it(tmp_path: Path) -> None:
+    """As model cards say: a factor over the original length, and no word of the length that is reached."""
+    transformers = pytest.importorskip("transformers")
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert config(max_position_embeddings=40, rope_scaling=yarn).max_positions == 128
+    assert config(max_position_embeddings=400, rope_scaling=yarn).max_positions == 400
+    assert config(max_position_embeddings=40, rope_scaling=yarn | {"rope_type": "linear"}).max_positions == 128
+    with pytest.raises(UnsupportedModel, match="max_position_embeddings as 32000000000"):
+        config(rope_scaling=yarn | {"factor": 1e9})
+    # That may be the length before or after it.
+    linear = {"rope_type": "linear", "factor": 4.0}
+    told = config(max_position_embeddings=40, rope_scaling=linear)
+    assert told.max_positions == 40
+    with pytest.raises(ConfigError, match=r"\(40\). If that is without the scaling by 4 .*, raise the field there"):
+        max_length(160, told)
+    source = model_folder("llama")
+    folder = edited_folder(
+        tmp_path / "model", source, ("rope_parameters",), max_position_embeddings=40, rope_scaling=yarn
+    )
+    prompt = [7 * index % 320 for index in range(120)]
+    found = all_logits(make_runner(folder, max_model_len=None), [prompt])[0]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        wanted = reference(torch.tensor([prompt])).logits[0]
+    assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 def test_dynamic_rope_is_the_plain_one_up_to_the_models_length() -> None:
@@ -253,6 +294,11 @@ def test_defaults_of_head_dim() -> None:
         ({"model_type": "olmo3", "sliding_window": None}, ["sliding_window"]),
         ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, ["sliding_window_pattern"]),
         ({"rope_scaling": {"type": "linear"}}, ["factor"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "extrapolation_factor": 0.5}}, ["extrapolation_factor"]),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "attn_factor": 0.5, "attention_factor": 1.0}},
+            ["attn_factor", "attention_factor"],
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}}, ["mscale"]),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}, ["mrope_section"]),

@@ -1,6 +1,7 @@
 """What a folder says: poolings, dense layers, limits, tasks; and what is refused by name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from support.encoder_factory import (
     encoder_folder,
     encodings,
@@ -18,9 +20,11 @@ from support.encoder_factory import (
 )
 from support.model_factory import edited_folder, model_folder
 
+from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
 from chairlift.folders.kind import is_encoder
 from chairlift.folders.sentence_files import POOLINGS, SentenceFiles
+from chairlift.runners.check_model import check_model
 from chairlift.runners.encoder.runner import EncoderRunner
 from chairlift.runners.items import Encoding
 
@@ -115,10 +119,41 @@ def test_without_files_of_sentence_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors(runner, encodings()), wanted, atol=1e-4 * np.abs(wanted).max())
 
 
+def pickled(folder: Path, parts: int = 1) -> Path:
+    """The same with weights as older repositories have them, some of which are views of others."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    tensors = {name: tensor.T.clone().T if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
+    for part in range(parts):
+        some = {name: tensor for index, (name, tensor) in enumerate(tensors.items()) if index % parts == part}
+        torch.save(some, folder / f"pytorch_model-{part}.bin")
+    return folder
+
+
+def converted(folder: Path, made: Path) -> None:
+    """Do as the refusal of a folder advises, to what lies in a folder in it."""
+    with pytest.raises(UnsupportedModel, match="may run code when it is read") as refused:
+        load(folder)
+    found = re.search(r'convert it: python -c "(.*)"', str(refused.value))
+    assert found is not None
+    assert str(made) in found[1]
+    exec(found[1], {})
+
+
+def test_pickled_weights_are_refused_with_what_converts_them(tmp_path: Path) -> None:
+    dense = {"in_features": 64, "out_features": 24, "bias": False, "activation_function": "torch.nn.Identity"}
+    modules = [("Pooling", {}), ("Dense", dense)]
+    folder = sentence_folder(tmp_path / "model", encoder_folder("bert"), modules)
+    save_file({"linear.weight": torch.randn(24, 64)}, folder / "2_Dense" / "model.safetensors")
+    wanted = vectors(load(folder), encodings())
+    pickled(pickled(folder, 2) / "2_Dense")
+    converted(folder, folder)
+    converted(folder, folder / "2_Dense")
+    assert np.array_equal(vectors(load(folder), encodings()), wanted)
+
+
 @pytest.mark.parametrize("activation", ["torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"])
 def test_a_dense_module(activation: str, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     settings = {"in_features": 64, "out_features": 24, "bias": True, "activation_function": activation}
     folder = sentence_folder(
         tmp_path / "model", encoder_folder("bert"), [("Pooling", {"pooling_mode": "mean"}), ("Dense", settings)]
@@ -217,7 +252,13 @@ def test_refused_by_name(variant: str, fields: dict[str, Any], message: str, tmp
     ("modules", "message"),
     [
         ([("LayerNorm", {})], "LayerNorm module"),
+        ([("LogitScore", {})], "LogitScore module"),
         ([("Normalize", {}), ("Pooling", {})], "Pooling module after Normalize"),
+        ([("Normalize", {})], "has no Pooling module"),
+        ([("Dense", {"in_features": 64, "out_features": 8, "activation_function": "Tanh"})], "has no Pooling module"),
+        ([("Dense", {"in_features": 64, "out_features": 8}), ("Pooling", {})], "once, and before Dense"),
+        ([("Pooling", {}), ("Pooling", {})], "once, and before Dense"),
+        ([], "has no Pooling module"),
         ([("Pooling", {"pooling_mode": "median"})], "'median'"),
         ([("Pooling", {"pooling_mode_first_last_avg": True})], "first_last_avg"),
         ([("Pooling", {"include_prompt": False})], "include_prompt"),
@@ -231,9 +272,35 @@ def test_modules_refused_by_name(modules: list[tuple[str, dict[str, Any]]], mess
         load(sentence_folder(tmp_path / "model", encoder_folder("bert"), modules))
 
 
+def test_a_classifier_needs_no_pooling(tmp_path: Path) -> None:
+    """As sentence-transformers saves cross-encoders since version 5.4."""
+    folder = sentence_folder(tmp_path / "model", encoder_folder("bert", 1))
+    assert load(folder).info.task == "rerank"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prompts": ["query: "]}, "prompts must be an object of texts"),
+        ({"prompts": {"query": None}}, "prompts must be an object of texts"),
+        ({"default_prompt_name": "query"}, "'query' must be one of the prompts: there are none"),
+        ({"prompts": {"query": "q: "}, "default_prompt_name": 3}, "3 must be one of the prompts: query"),
+    ],
+)
+def test_broken_prompts_are_refused_by_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "model", encoder_folder("bert"))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedModel, match=said):
+        SentenceFiles.read(folder)
+    with pytest.raises(UnsupportedModel, match=said):
+        check_model(ItemConfig(model=str(folder), kind="encoder"))
+
+
 def test_what_is_an_encoder(tmp_path: Path) -> None:
     assert is_encoder(encoder_folder("modernbert"))
     assert not is_encoder(model_folder("llama"))
+    for kind, embeds in (("Pooling", True), ("LogitScore", False)):
+        assert is_encoder(sentence_folder(tmp_path / kind, model_folder("llama"), [(kind, {})])) is embeds
     with pytest.raises(ConfigError, match="there is no folder"):
         is_encoder(tmp_path / "missing")
 
@@ -249,8 +316,6 @@ def test_heads_for_other_tasks_are_left_out() -> None:
 
 
 def test_old_names_of_norms(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = edited_folder(tmp_path / "old", encoder_folder("bert"))
     tensors = load_file(folder / "model.safetensors")
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor

@@ -1,15 +1,17 @@
 """One sequence's way through its grammar: where it begins, and of which grammars tokens are tried."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
-from chairlift import StructuredOutputsParams
+from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer, TrialKind
+from chairlift.runners.decoder.grammar import Follower, GrammarError, GrammarTokenizer, TrialKind
 from chairlift.text.structured import grammar_of
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
@@ -59,6 +61,44 @@ def test_a_sequence_begins_where_following_its_grammar_leads(
     first = written(begun, 4)
     assert first
     assert [written(other, 4) for other in others] == [first, first]
+
+
+def with_image_token(folder: Path) -> Path:
+    """The demo model with one more token in its tokenizer than it has numbers for, as Gemma 3 1B has it."""
+    shutil.copytree(demo_path(), folder)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["<image>"])
+    assert backend.token_to_id("<image>") == VOCAB
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("less", [0, 5, 40])
+def test_a_tokenizer_may_have_more_tokens_than_the_model(words: GrammarTokenizer, less: int, tmp_path: Path) -> None:
+    found = GrammarTokenizer(with_image_token(tmp_path / "model"), VOCAB - less)
+    for schema in (LETTERS, {"type": "object", "properties": {"long name": {"type": "integer"}}}):
+        grammar = grammar_of(StructuredOutputsParams(json=schema))
+        own, other = (each.compile(grammar).begin(TrialKind.NEVER) for each in (found, words))
+        assert own.forced == other.forced
+        bits = [np.unpackbits(each.allowed.view(np.uint8), bitorder="little") for each in (own, other)]
+        assert len(own.allowed) == -(-(VOCAB - less) // 32)
+        assert np.array_equal(bits[0][: VOCAB - less], bits[1][: VOCAB - less])
+        assert not bits[0][VOCAB - less :].any()
+        assert own.bits.data_ptr() == own.allowed.ctypes.data
+    with pytest.raises(GrammarError, match="only tokens here that the model has not"):
+        found.compile("start: <image>")
+
+
+def test_a_model_of_fewer_tokens_than_its_tokenizer_is_held_to_a_schema(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}
+    llm = LLM(str(with_image_token(tmp_path / "model")), kv_cache_gb=0.01)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(
+            max_tokens=60, temperature=temperature, structured_outputs=StructuredOutputsParams(json=schema)
+        )
+        text = llm.generate(["hello"], params)[0].outputs[0].text
+        assert json.loads(text)["a"] in ("x", "yy")
+    llm.close()
 
 
 @pytest.mark.parametrize(

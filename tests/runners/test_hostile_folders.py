@@ -14,9 +14,9 @@ from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel
 from chairlift.folders.kind import is_encoder, labels_of
 from chairlift.folders.model_json import MAX_JSON_BYTES, read_model_json
 from chairlift.folders.sentence_files import SentenceFiles
+from chairlift.folders.tensor_files import weight_files
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.encoder.config import read_encoder_config
-from chairlift.runners.weights import _files
 from chairlift.text import Tokenizer
 
 ABSURD: list[dict[str, Any]] = [
@@ -110,7 +110,7 @@ def test_weights_do_not_leave_the_folder_by_their_names(name: Any, tmp_path: Pat
     (tmp_path / "secret.safetensors").write_bytes(b"")
     (tmp_path / "model").mkdir()
     with pytest.raises(UnsupportedModel, match="not the name of a file in the model's folder"):
-        _files(weights(tmp_path / "model", name))
+        weight_files(weights(tmp_path / "model", name))
     (tmp_path / "model" / "modules.json").write_text(json.dumps([{"type": "a.Transformer", "path": name}]))
     with pytest.raises(ChairliftError, match=r"not the name of a file in the model's folder|a list of modules"):
         SentenceFiles.read(tmp_path / "model")
@@ -122,7 +122,7 @@ def test_a_link_out_of_the_folder_is_how_caches_are_made(tmp_path: Path) -> None
     blob.write_bytes(b"")
     (tmp_path / "model" / "parts").mkdir(parents=True)
     (tmp_path / "model" / "parts" / "1.safetensors").symlink_to(blob)
-    assert _files(weights(tmp_path / "model", "parts/1.safetensors")) == [
+    assert weight_files(weights(tmp_path / "model", "parts/1.safetensors")) == [
         tmp_path / "model" / "parts" / "1.safetensors"
     ]
 

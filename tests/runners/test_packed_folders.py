@@ -57,6 +57,14 @@ def folders(layout: str, variant: str = "llama") -> tuple[Path, Path]:
     return found[0], found[1]
 
 
+def test_a_packed_folder_is_said_to_take_more_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = edited_folder(tmp_path / "model", folders("gptq")[0])
+    # The same weights as they were, which nobody reads.
+    (folder / "consolidated.safetensors").write_bytes((folders("gptq")[1] / "model.safetensors").read_bytes())
+    make_runner(folder)
+    assert "quantization int8 or int4 keeps them small" in caplog.text
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_numbers_are_those_that_were_packed(layout: str) -> None:
     packed, plain = folders(layout)

@@ -135,6 +135,12 @@ _REPLIES = {
 {{- '<tool_call>\\n<function=' + f.name + '>\\n' }}{%- for k, v in f.arguments.items() %}
 {{- '<parameter=' + k + '>\\n' }}{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}
 {{- '\\n</parameter>\\n' }}{%- endfor %}{{ '</function>\\n</tool_call>' }}{%- endfor %}""",
+    "seed": """{%- if m.reasoning_content %}{{ '\\n<seed:think>' + m.reasoning_content + '</seed:think>' }}{%- endif %}
+{%- if m.content %}{{ '\\n' + m.content }}{%- endif %}"""
+    + _EACH
+    + """{{- '\\n<seed:tool_call>\\n<function=' + f.name + '>\\n' }}{%- for k, v in f.arguments.items() %}
+{{- '<parameter=' + k + '>' }}{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}
+{{- '</parameter>\\n' }}{%- endfor %}{{ '</function>\\n</seed:tool_call>' }}{%- endfor %}""",
     "gemma": """{%- macro value(v) %}{%- if v is string %}{{ '<|"|>' + v + '<|"|>' }}
 {%- elif v is boolean %}{{ 'true' if v else 'false' }}
 {%- elif v is mapping %}{{ '{' }}{%- for k, x in v | dictsort %}{{ k + ':' + value(x) }}
@@ -177,6 +183,7 @@ _TOKENS: dict[str, tuple[list[str], list[str]]] = {
     "deepseek_v31": (["<think>", "</think>", *_DEEPSEEK], []),
     "glm": ([*_CHAT, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], []),
     "qwen_xml": (_CHAT, []),
+    "seed": ([f"<{end}seed:{name}>" for name in ("think", "tool_call") for end in ("", "/")], []),
     "glm_47": ([*_CHAT, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], []),
     "gemma": ([], ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]),
     "function_gemma": ([], ["<start_function_call>", "<end_function_call>", "<escape>"]),

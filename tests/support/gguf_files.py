@@ -24,6 +24,15 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "attention_factor": 1.25,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.3,
@@ -37,11 +46,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_biases": ("llama", {"attention_bias": True}),
     "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
+    "llama_yarn": ("llama", {"rope_parameters": _YARN}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
     "granite": ("granite", _GRANITE),
     "olmo2": ("olmo2", {}),
+    # Only layers without a window are scaled.
+    "olmo3": (
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 20,
+            "rope_parameters": {"sliding_attention": _PLAIN, "full_attention": _YARN},
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 20}),
     "gemma": ("gemma", _GEMMA),
     "gemma2": (
@@ -58,6 +77,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         _GEMMA | {"num_hidden_layers": 7, "num_key_value_heads": 1, "query_pre_attn_scalar": 16, "sliding_window": 20},
     ),
+    "gemma3_pattern": (
+        "gemma3_text",
+        _GEMMA
+        | {
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "gemma3_full": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16, "layer_types": ["full_attention"] * 2}),
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # Those with experts: the architecture that files of them name.
@@ -72,6 +106,10 @@ MODELS |= {
 }
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
+# Families that converters write as another.
+_AS_ANOTHER = {"olmo3": "olmo2"}
+# Those whose files say which layers have a window.
+_WITH_PATTERN = ("olmo3", "gemma3_pattern")
 
 
 @functools.cache
@@ -95,10 +133,14 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0) -> Path:
     path = temporary_root() / f"{name}-{kind}{tensors_in_part or ''}.gguf"
     config = json.loads((plain_folder(name) / "config.json").read_text())
     arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
+    arch = _AS_ANOTHER.get(arch, arch)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_in_part)
     _describe(writer, config)
+    _describe_rotation(writer, config.get("rope_parameters") or _PLAIN, name in _WITH_PATTERN)
+    if name in _WITH_PATTERN:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     add_words(writer, config["vocab_size"])
     for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
         new = names.get_name(own, try_suffixes=(".weight", ".bias"))
@@ -154,11 +196,6 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-    rope = config.get("rope_parameters") or _PLAIN
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if rope.get("rope_type") == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
     optional = {
         "sliding_window": writer.add_sliding_window,
         "attn_logit_softcapping": writer.add_attn_logit_softcapping,
@@ -173,9 +210,28 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }
+    if "sliding_attention" not in (config.get("layer_types") or ["sliding_attention"]):
+        del optional["sliding_window"]
     for field, write in optional.items():
         if config.get(field):
             write(config[field])
+
+
+def _describe_rotation(writer: gguf.GGUFWriter, rope: dict[str, Any], with_windows: bool) -> None:
+    if with_windows:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    elif rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
 
 def add_words(writer: gguf.GGUFWriter, count: int) -> None:

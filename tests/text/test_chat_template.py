@@ -104,6 +104,24 @@ def folder(path: Path, template: Any = None, file: str | None = None, **config: 
     return path
 
 
+def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    """As transformers saves a tokenizer with several templates, and as it reads them."""
+    transformers = pytest.importorskip("transformers")
+    plain, named = "{{ messages[0].content }}", "{{ tools[0].function.name }}"
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=build("bytelevel"))
+    reference.chat_template = {"default": plain, "tool_use": named}
+    reference.save_pretrained(tmp_path)
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
+    chat, read = [{"role": "user", "content": "hi"}], transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for tools in (None, TOOLS):
+        wanted = read.apply_chat_template(chat, tools=tools, tokenize=False)
+        assert Tokenizer.from_folder(tmp_path).render_chat(chat, template_kwargs={"tools": tools}).text == wanted
+    for number in range(32):
+        (tmp_path / "additional_chat_templates" / f"{number}.jinja").write_text("x")
+    with pytest.raises(UnsupportedModel, match="33 templates, more than 32"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def load(path: Path, template: Any = None, file: str | None = None, **config: Any) -> Tokenizer:
     return Tokenizer.from_folder(folder(path, template, file, **config))
 

@@ -1,5 +1,6 @@
 """Texts and pairs as encoders take them, against transformers' own handling of the same tokenizer.json."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from support.text_tokenizers import KINDS, build
 from tokenizers import processors
 
-from chairlift.errors import InvalidRequest
+from chairlift.errors import InvalidRequest, UnsupportedModel
 from chairlift.text import encoding
 from chairlift.text.encoding import TextEncoder
 from chairlift.text.tokenizer import Tokenizer, encode_all
@@ -30,9 +31,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def expected(folder: Path, max_tokens: int, given: list[Any]) -> list[tuple[list[int], list[int]]]:
+def expected(folder: Path, max_tokens: int, given: list[Any], **settings: Any) -> list[tuple[list[int], list[int]]]:
     transformers = pytest.importorskip("transformers")
-    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **settings)
     found = [
         reference(
             *((one,) if isinstance(one, str) else one),
@@ -94,6 +95,58 @@ def test_lowercase(folder: Path) -> None:
 def test_a_lone_surrogate_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="Unicode"):
         TextEncoder(folder, 100).encode_texts(["a\ud800"])
+
+
+_BEGIN, _END = (build("bytelevel").token_to_id(token) for token in ("<s>", "<|end|>"))
+_BEGINNING = processors.TemplateProcessing("<s> $A", "<s> $A <s>:1 $B:1", [("<s>", _BEGIN)])
+_LETTERS = processors.ByteLevel(trim_offsets=True)
+
+
+def ended_folder(target: Path, before: Any, **config: Any) -> Path:
+    """A tokenizer whose config, and not its post-processor, says that a token ends texts."""
+    tokenizer = build("bytelevel")
+    tokenizer.post_processor = before
+    tokenizer.save(str(target / "tokenizer.json"))
+    told = {"add_eos_token": True, "bos_token": "<s>", "eos_token": {"content": "<|end|>"}, **config}
+    (target / "tokenizer_config.json").write_text(json.dumps(told))
+    return target
+
+
+@pytest.mark.parametrize("max_tokens", [100, 9, 7])
+@pytest.mark.parametrize(
+    "before", [_BEGINNING, None, _LETTERS, processors.Sequence([_LETTERS, _BEGINNING])], ids=lambda each: type(each)
+)
+def test_texts_end_as_the_config_says(before: Any, max_tokens: int, tmp_path: Path) -> None:
+    """As with e5-mistral and its kin, which pool that token; transformers is told by its arguments."""
+    folder = ended_folder(tmp_path, before, tokenizer_class="LlamaTokenizer")
+    begins = "Template" in repr(before)
+    told = {"bos_token": "<s>", "eos_token": "<|end|>", "add_bos_token": begins, "add_eos_token": True}
+    encoder = TextEncoder(folder, max_tokens)
+    # What looks like that token is text.
+    assert encoder.encode_texts(["hello<|end|>"], truncate=True)[0].token_ids.count(_END) == 1
+    for found, given in (
+        (encoder.encode_texts(TEXTS, truncate=True), TEXTS),
+        (encoder.encode_pairs(PAIRS, truncate=True), PAIRS),
+    ):
+        for one, (ids, types) in zip(found, expected(folder, max_tokens, given, **told), strict=True):
+            assert one.token_ids == ids
+            assert (one.type_ids or [0] * len(ids)) == types
+            assert ids[-1] == _END
+    # Whoever generates goes on after a text.
+    assert _END not in Tokenizer.from_folder(folder).encode("hello")
+
+
+def test_no_other_texts_end_so(tmp_path: Path) -> None:
+    plain = build("bytelevel").encode("hello").ids
+    for config in ({"tokenizer_class": "BertTokenizer"}, {"add_eos_token": False}):
+        folder = ended_folder(tmp_path, None, **config)
+        assert TextEncoder(folder, 9).encode_texts(["hello"])[0].token_ids == plain
+    ends = processors.TemplateProcessing("$A <|end|>", "$A $B", [("<|end|>", _END)])
+    assert TextEncoder(ended_folder(tmp_path, ends), 9).encode_texts(["hello"])[0].token_ids == [*plain, _END]
+    with pytest.raises(UnsupportedModel, match="no eos_token that is a token"):
+        TextEncoder(ended_folder(tmp_path, None, eos_token="</s>"), 9)
+    with pytest.raises(UnsupportedModel, match="with this post_processor"):
+        TextEncoder(ended_folder(tmp_path, processors.BertProcessing(("<s>", _BEGIN), ("<s>", _BEGIN))), 9)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,6 +30,7 @@ PUBLISHED = {
     "Qwen-Qwen3-0.6B": "hermes",
     "Qwen3-Coder": "qwen_xml",
     "Qwen3.5-4B": "qwen_xml",
+    "ByteDance-Seed-OSS": "seed",
     "meta-llama-Llama-3.1-8B-Instruct": "llama",
     "meta-llama-Llama-3.2-3B-Instruct": "llama",
     "meta-llama-Llama-3.3-70B-Instruct": "llama",
@@ -45,10 +46,12 @@ PUBLISHED = {
     "google-gemma-4-31B-it": "gemma",
     "openai-gpt-oss-120b": "harmony",
 }
+# Writes objects and lists as Python does, and is held to JSON.
+AS_PYTHON = {"ByteDance-Seed-OSS"}
 # Writes a call without what ends all calls.
 UNFINISHED = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B"}
 ENDS = re.compile(
-    r"\s*(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<｜end▁of▁sentence｜>|<turn\|>|<\|return\|>|<\|end\|>|<\|observation\|>|<\|tool_response>)\s*$"
+    r"\s*(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<｜end▁of▁sentence｜>|<turn\|>|<\|return\|>|<\|end\|>|<\|observation\|>|<\|tool_response>|<seed:eos>)\s*$"
 )
 
 
@@ -70,6 +73,8 @@ def replies(name: str, dialect: Dialect, count: int) -> Iterator[tuple[dict[str,
         if chat.knows_no_content and message.get("tool_calls"):
             # These forget either what is said or the calls, and one of them ends after the second.
             message |= {"content": None, "tool_calls": message["tool_calls"][:2]}
+        if name in AS_PYTHON and any(call["function"]["name"] == "book" for call in message.get("tool_calls", [])):
+            continue
         turns = normalize_messages(
             [{"role": "user", "content": "hi"}, message], chat.joins_arguments, chat.knows_no_content
         )

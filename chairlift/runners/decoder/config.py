@@ -152,8 +152,17 @@ def max_length(wanted: int | None, config: DecoderConfig | ForeignConfig) -> int
     if wanted is not None and wanted > config.max_positions:
         raise ConfigError(
             f"max_model_len ({wanted}) must not exceed the model's max_position_embeddings ({config.max_positions})"
+            f"{_of_scaling(config)}"
         )
     return wanted or config.max_positions
+
+
+def _of_scaling(config: DecoderConfig | ForeignConfig) -> str:
+    """What to do where nothing tells whether the length is that before scaling or after it."""
+    factors = [rope.values.get("factor") or 1.0 for rope in config.ropes] if isinstance(config, DecoderConfig) else []
+    if max(factors, default=1.0) <= 1:
+        return ""
+    return f". If that is without the scaling by {max(factors):g} that config.json has, raise the field there"
 
 
 @values_checked()
@@ -169,6 +178,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     kv_heads, head_dim = (1, latent.width) if latent is not None else _kept_heads(raw, family, hidden, heads)
     max_positions = positive_size(raw, "max_position_embeddings")
     windows = _windows(raw, family.windows, layers)
+    ropes = _ropes(raw, family, windows, max_positions, head_dim, latent)
 
     def flag(value: Bias) -> bool:
         if isinstance(value, bool):
@@ -189,7 +199,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=max_positions,
+        max_positions=max(rope.max_positions for rope in ropes),
         rms_norm_eps=float(raw.get(family.eps_field, family.rms_norm_eps)),
         tied=bool(raw.get("tie_word_embeddings", family.tied)),
         qkv_bias=flag(family.qkv_bias),
@@ -206,7 +216,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         score_cap=_cap(raw, family, "attn_logit_softcapping"),
         logit_cap=_cap(raw, family, "final_logit_softcapping"),
         windows=windows,
-        ropes=_ropes(raw, family, windows, max_positions, head_dim, latent),
+        ropes=ropes,
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         latent=latent,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,

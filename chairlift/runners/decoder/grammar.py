@@ -4,6 +4,7 @@ The library is llguidance (guidance-ai/llguidance): a derivative-based lexer und
 tokens' trie and gives one bit for each token.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -68,13 +69,18 @@ class GrammarTokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
             eos = special_tokens(read_object(folder / "tokenizer_config.json")).get("eos_token")
             self.eos_ids = frozenset(end_token_ids(folder, eos, backend.token_to_id))
-            self.tokens = llguidance.LLTokenizer(backend.to_str(), vocab_size, sorted(self.eos_ids) or None)
+            # There may be tokens that the model has no number for, as of its part for images (Gemma 3 1B).
+            known = max(vocab_size, max(backend.get_vocab().values(), default=0) + 1)
+            self.tokens = llguidance.LLTokenizer(backend.to_str(), known, sorted(self.eos_ids) or None)
             self.plain = PlainTokens(self.tokens, backend)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the library is no Exception
             raise GrammarError(f"the model's tokenizer can't be used with grammars: {first_line(error)}") from None
-        self.words = -(-vocab_size // 32)
+        self.vocab_size = vocab_size
+        # Of a mask, and of what of it is for tokens that the model has.
+        self.mask_words, self.words = -(-known // 32), -(-vocab_size // 32)
+        self.has_more = known > vocab_size
 
     def compile(self, grammar: str) -> "CompiledGrammar":
         """Compile, without the interpreter's lock; raises GrammarError, with what is wrong, within seconds."""
@@ -94,7 +100,7 @@ class GrammarTokenizer:
         free = FreeText(self.plain, grammar, is_plain)
         found = CompiledGrammar(self, matcher, is_plain, free, lists_forced)
         # Also the first tokens that it allows, for which most of the lexer is made, and those that follow from them.
-        found.check(np.zeros(self.words, np.int32))
+        found.check(np.zeros(self.mask_words, np.int32))
         return found
 
 
@@ -169,7 +175,8 @@ class Follower:
         self, grammar: CompiledGrammar, output_ids: Sequence[int], forces: bool, trial: TrialKind = TrialKind.NEVER
     ) -> None:
         self.grammar = grammar
-        self.allowed = np.zeros(grammar.tokenizer.words, np.int32)
+        self._mask = np.zeros(grammar.tokenizer.mask_words, np.int32)
+        self.allowed = self._mask[: grammar.tokenizer.words]
         # The same memory, as `Allowed` has it.
         self.bits = torch.from_numpy(self.allowed)
         self.forced: list[int] = []
@@ -376,6 +383,9 @@ class Follower:
         if not self._forces or not self.grammar.lists_forced:
             return []
         found = self._matcher.compute_ff_tokens()[: _MOST_FORCED - len(self.forced)]
+        if self.grammar.tokenizer.has_more:
+            vocab_size = self.grammar.tokenizer.vocab_size
+            found = list(itertools.takewhile(lambda token: token < vocab_size, found))
         return found if self._eos_ids.isdisjoint(found) else []
 
     def _is_wide(self) -> bool:
@@ -400,8 +410,17 @@ class Follower:
         return self.prepares or self.grammar.is_slow or self.grammar.is_aside
 
     def _find_allowed(self) -> None:
-        self._matcher.unsafe_compute_mask_ptr(self._address, self.allowed.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
         _check(self._matcher)
+        if self.grammar.tokenizer.has_more:
+            self._leave_out_others()
+
+    def _leave_out_others(self) -> None:
+        """Allow no token that the model has no number for."""
+        if spare := len(self.allowed) * 32 - self.grammar.tokenizer.vocab_size:
+            self.allowed.view(np.uint32)[-1] &= 0xFFFFFFFF >> spare
+        if not self.allowed.any():
+            raise GrammarError("the grammar allows only tokens here that the model has not")
 
     def take_forced(self) -> list[int]:
         """Return the tokens that were found to follow, once."""

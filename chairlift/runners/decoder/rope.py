@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.model_json import optional_object
+from chairlift.folders.model_json import optional_object, positive_size
 
 if TYPE_CHECKING:
     # Whoever only reads a config.json needs no torch.
@@ -24,6 +24,8 @@ _KEYS = {
         "factor",
         "original_max_position_embeddings",
         "attention_factor",
+        "attn_factor",
+        "extrapolation_factor",
         "mscale",
         "mscale_all_dim",
         "beta_fast",
@@ -36,6 +38,7 @@ _KEYS = {
 # What Phi-3's first folders call it.
 _ALIASES = {"su": "longrope"}
 _LISTS = ("short_factor", "long_factor")
+_ORIGINAL, _POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
 _REQUIRED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
@@ -47,8 +50,9 @@ _REQUIRED = {
 class RopeConfig:
     """RoPE's base, kind of scaling, and that kind's own parameters under their names in config.json.
 
-    `original_max_positions` is the context length before scaling, in tokens. Of a head's dimensions the first `share`
-    are rotated. Kind "none" rotates nothing.
+    `original_max_positions` is the context length before scaling, in tokens, and `max_positions` that which is reached
+    by it, or which the config says, if that is more. Of a head's dimensions the first `share` are rotated. Kind "none"
+    rotates nothing.
     """
 
     kind: str
@@ -74,22 +78,14 @@ class RopeConfig:
             raise UnsupportedModel(f"RoPE type {kind!r} is not supported; these are: {', '.join(_KEYS)}")
         theta = float(values.pop("rope_theta", raw.get("rope_theta") or theta))
         rotated = _share(values.pop("partial_rotary_factor", raw.get("partial_rotary_factor")), share)
-        original = values.get("original_max_position_embeddings", max_positions)
         # transformers lets the field beside the dictionary win.
-        original = raw.get("original_max_position_embeddings") or original
-        unknown = sorted(values.keys() - _KEYS[kind] - {"original_max_position_embeddings"})
-        if unknown:
-            raise UnsupportedModel(
-                f"RoPE parameter {unknown[0]!r} is not supported for {kind!r}; "
-                f"these are: {', '.join(sorted(_KEYS[kind] | {'rope_theta'}))}"
-            )
-        for name in _REQUIRED.get(kind, ()):
-            if name not in values:
-                raise UnsupportedModel(f"RoPE type {kind!r} needs the parameter {name!r}")
-        for name, value in values.items():
-            numbers = value if name in _LISTS and isinstance(value, list) else [value]
-            if not all(isinstance(number, (int, float)) for number in numbers):
-                raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {str(value)[:80]}")
+        told = raw.get(_ORIGINAL) or values.get(_ORIGINAL)
+        original = told or max_positions
+        _check_values(kind, values)
+        if told and kind in ("yarn", "linear") and values.get("factor"):
+            # Model cards have the scaling added to a config whose length stays as it was.
+            reached = {_POSITIONS: int(int(told) * values["factor"])}
+            max_positions = max(max_positions, positive_size(reached, _POSITIONS))
         if kind == "dynamic":
             # Only beyond the model's own length are there other frequencies, and nothing here is as long.
             if int(original) != max_positions:
@@ -136,6 +132,28 @@ class RopeConfig:
         angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
         still = torch.zeros(length, (head_dim - dims) // 2)
         return torch.cat((angles.cos() * factor, still + 1, angles.sin() * factor, still), dim=-1)
+
+
+def _check_values(kind: str, values: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for parameters that this kind has not, that are missing, or are no numbers."""
+    unknown = sorted(values.keys() - _KEYS[kind] - {_ORIGINAL})
+    if unknown:
+        raise UnsupportedModel(
+            f"RoPE parameter {unknown[0]!r} is not supported for {kind!r}; "
+            f"these are: {', '.join(sorted(_KEYS[kind] | {'rope_theta'}))}"
+        )
+    for name in _REQUIRED.get(kind, ()):
+        if name not in values:
+            raise UnsupportedModel(f"RoPE type {kind!r} needs the parameter {name!r}")
+    for name, value in values.items():
+        numbers = value if name in _LISTS and isinstance(value, list) else [value]
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {str(value)[:80]}")
+    if values.get("extrapolation_factor", 1) != 1:
+        given = values["extrapolation_factor"]
+        raise UnsupportedModel(f"RoPE parameter 'extrapolation_factor' = {given!r} is not supported, only 1 is")
+    if "attention_factor" in values and values.get("attn_factor", 1) != 1:
+        raise UnsupportedModel("RoPE parameter 'attn_factor' is not supported beside 'attention_factor'")
 
 
 def _share(given: Any, default: float | None) -> float:
@@ -205,7 +223,9 @@ def _yarn_attention_factor(values: Mapping[str, Any], factor: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
     numerator, denominator = values.get("mscale"), values.get("mscale_all_dim")
-    return scale(numerator) / scale(denominator) if numerator and denominator else scale(1.0)
+    usual = scale(numerator) / scale(denominator) if numerator and denominator else scale(1.0)
+    # As in vLLM; transformers passes it over. DeepSeek R1 distilled into Qwen 3 has it undo the usual factor.
+    return usual * float(values.get("attn_factor", 1.0))
 
 
 def _longrope(rope: RopeConfig, powers: "Tensor", length: int) -> "tuple[Tensor, float]":

@@ -17,7 +17,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
 from chairlift.folders.foreign_model import ForeignConfig
-from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.gguf.gguf_file import parts_of
 from chairlift.ops.base import AttentionBatch, Inputs, Ints, StateSpans
 from chairlift.ops.select import select_ops
@@ -39,6 +39,7 @@ from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.sampler import Choice, Sampler
 from chairlift.runners.low_priority import while_computing
 from chairlift.runners.sequences import GrammarDone, SequenceInfo
+from chairlift.runners.threads import set_threads
 from chairlift.runners.weights import Weights
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ class DecoderRunner:
 
             self.model = TransformersModel(folder, model_config, ops, dtype, device, cache_dtype)
         self._say_if_unpacked(folder, model_config)
-        if config.num_threads is not None or self.model.weight_bytes < _ONE_THREAD_BYTES:
-            torch.set_num_threads(config.num_threads or 1)
+        is_small = config.num_threads is None and self.model.weight_bytes < _ONE_THREAD_BYTES
+        set_threads(1 if is_small else config.num_threads)
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks, num_snapshots = self._allocate(max_model_len, bytes_per_token, available_bytes(device))
         self._pages = KvPages(self.model.caches)
@@ -142,7 +143,7 @@ class DecoderRunner:
         gguf = folder / GGUF_WEIGHTS
         if self.config.quantization != "none" or not (is_packed or gguf.exists()):
             return
-        files = [*folder.glob("*.safetensors"), *(parts_of(gguf) if gguf.exists() else ())]
+        files = parts_of(gguf) if gguf.exists() else weight_files(folder)
         stored, held = sum(file.stat().st_size for file in files), self.model.weight_bytes
         if held > 1.5 * stored:
             said = "weights of %.1f MB on the disk take %.1f MB here; quantization int8 or int4 keeps them small"

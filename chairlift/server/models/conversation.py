@@ -10,7 +10,7 @@ import msgspec
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.text.call_grammar import Prefill, ReplyShape, reply_grammar
+from chairlift.text.call_grammar import ReasoningStart, ReplyShape, reply_grammar
 from chairlift.text.chat_template import TooSlow
 from chairlift.text.dialect import NAME, Dialect
 from chairlift.text.reply import ReplyReader
@@ -86,8 +86,8 @@ async def open_conversation(service: SequenceService, conversation: Conversation
         conversation = msgspec.structs.replace(conversation, tools=[])
     _check_speech(speech, conversation)
     conversation = msgspec.structs.replace(conversation, template_arguments=_arguments(speech, conversation))
-    prompt_ids, prefill = await _prompt(service, conversation)
-    return await off_loop(_grammar_size(conversation), lambda: _opened(speech, conversation, prompt_ids, prefill))
+    prompt_ids, reasoning = await _prompt(service, conversation)
+    return await off_loop(_grammar_size(conversation), lambda: _opened(speech, conversation, prompt_ids, reasoning))
 
 
 def _is_plain(conversation: Conversation) -> bool:
@@ -108,7 +108,9 @@ def _grammar_size(conversation: Conversation) -> int:
     return size
 
 
-def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], prefill: Prefill) -> OpenConversation:
+def _opened(
+    speech: Speech, conversation: Conversation, prompt_ids: list[int], reasoning: ReasoningStart
+) -> OpenConversation:
     """The conversation in the model's dialect, if one is known."""
     tools = _callable_tools(conversation) if speech.dialect is not None and speech.dialect.tool_calls else {}
     if speech.dialect is None or speech.markers is None or not (tools or speech.spells):
@@ -119,7 +121,7 @@ def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], p
         must_call=conversation.tool_choice.mode == "required",
         parallel=conversation.parallel_tool_calls and conversation.tool_choice.name is None,
         answer=conversation.grammar,
-        reasoning=prefill,
+        reasoning=reasoning,
         thinking_tokens=_thinking_tokens(speech, conversation),
         continues=conversation.continue_final_message,
     )
@@ -132,7 +134,7 @@ def _opened(speech: Speech, conversation: Conversation, prompt_ids: list[int], p
     markers = DialectMarkers(speech.dialect, tools) if tools else speech.markers
 
     def make_reader() -> ReplyReader:
-        return DialectReader(markers, prefill == "open")
+        return DialectReader(markers, reasoning == "open")
 
     return OpenConversation(prompt_ids, grammar, make_reader, speech.shown(bool(tools)))
 
@@ -228,7 +230,7 @@ def _callable_tools(conversation: Conversation) -> dict[str, dict[str, Any]]:
     }
 
 
-async def _prompt(service: SequenceService, conversation: Conversation) -> tuple[list[int], Prefill]:
+async def _prompt(service: SequenceService, conversation: Conversation) -> tuple[list[int], ReasoningStart]:
     """The token ids of a chat, and whether it opens the reasoning. A template that takes its time takes a thread's."""
     size = conversation.size
     if size <= INLINE_SIZE:
@@ -239,15 +241,15 @@ async def _prompt(service: SequenceService, conversation: Conversation) -> tuple
     return await off_loop(size, lambda: _encode(service, conversation, quick=False))
 
 
-def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> tuple[list[int], Prefill]:
+def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> tuple[list[int], ReasoningStart]:
     speech = service.speech
     messages = conversation.messages if speech.dialect is None else _adapted(conversation.messages, speech.dialect)
     arguments = conversation.template_arguments
     generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
     prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues)
     prompt_ids = service.encode_chat(prompt)
-    prefill = speech.prefill(prompt.text) if speech.spells else "closed"
-    return prompt_ids, "closed" if continues and prefill == "maybe" else prefill
+    reasoning = speech.reasoning_start(prompt.text) if speech.spells else "closed"
+    return prompt_ids, "closed" if continues and reasoning == "maybe" else reasoning
 
 
 def _adapted(messages: list[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
