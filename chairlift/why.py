@@ -17,6 +17,8 @@ from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.terminal import DEFAULT_URL, ChatEndpoint
 
 _MOST_ROWS = 100
+# Between two looks at a server, in seconds.
+_LEAST_INTERVAL, _MOST_INTERVAL = 0.1, 3600.0
 # A simulation goes after all else that the server's machine does.
 _SIMULATION_S = 300.0
 # Another screen and back, home, and clearing what follows, as every terminal since the VT100 has it.
@@ -121,8 +123,9 @@ def _until_told() -> Iterator[None]:
 
 def top_command(args: argparse.Namespace) -> int:
     """Show the live requests until Ctrl-C, or without a terminal once. Raises as `why_command`."""
-    if not args.interval >= 0.1:
-        raise InvalidRequest(f"--interval must be at least 0.1 seconds, got {args.interval:g}")
+    if not _LEAST_INTERVAL <= args.interval <= _MOST_INTERVAL:
+        bounds = f"from {_LEAST_INTERVAL:g} to {_MOST_INTERVAL:g} seconds"
+        raise InvalidRequest(f"--interval must be {bounds}, got {args.interval:g}")
     server = _server(args)
 
     def look() -> Mapping[str, Any]:

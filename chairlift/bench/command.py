@@ -113,6 +113,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--requests and --rounds must be at least 1, got {args.requests} and {args.rounds}")
     if args.rate is not None and not 0 < args.rate < inf:
         raise ConfigError(f"--rate must be more than 0, got {args.rate:g}")
+    if args.concurrency is not None and args.concurrency < 1:
+        raise ConfigError(f"--concurrency must be at least 1, got {args.concurrency}")
     if args.concurrency is not None and (args.rate is not None or args.trace is not None):
         raise ConfigError("--concurrency is of a closed loop; with --rate or --trace requests come by themselves")
     if args.trace is not None and (args.prompt_len, args.output_len) != (None, None):

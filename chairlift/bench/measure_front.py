@@ -2,26 +2,32 @@
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
+
+import msgspec
 
 from chairlift.bench.completion_stream import Target
 from chairlift.bench.latency import Slo, figures
 from chairlift.bench.load import Load, closed_loop
 from chairlift.bench.measure_sequences import TEMPERATURE
 from chairlift.bench.replay import PromptMaker
+from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
+from chairlift.config.settings import ENV_PREFIX
 from chairlift.errors import RequestFailed
-from chairlift.own_server import own_server
+from chairlift.own_server import OwnServer, own_server
 from chairlift.plan.case import changed
 from chairlift.plan.machine_profile import FrontCost, SequenceProfile, StepDelay
 from chairlift.plan.planner import as_flags
 from chairlift.plan.resampler import StepTimes
 from chairlift.plan.trace import TraceRequest
 
-_NAME = "measured"
+# Under this name a model is served to be measured.
+MEASURED = "measured"
 # Token ids below this are in every vocabulary.
 _VOCAB = 100
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,10 +65,25 @@ def measure_front(
     """
     if not Path("/proc/self/stat").exists():
         return FrontCost()
-    flags = [*as_flags(changed(config)), "--served-model-name", _NAME, "--data-dir", ""]
-    with own_server(config.model, flags, {"CHAIRLIFT_LOG_LEVEL": "error"}) as server:
-        target = Target.of(server.url, _NAME)
+    # With a target some would be refused, and settings turned meanwhile.
+    config = msgspec.structs.replace(config, target_ttft_ms=None, target_itl_ms=None, auto=False)
+    with measured_server(config) as server:
+        target = Target.of(server.url, MEASURED)
         return front_cost(target, server.pid, profile, config.slots, seconds, on_progress=on_progress)
+
+
+@contextmanager
+def measured_server(config: SequenceConfig | ItemConfig) -> Iterator[OwnServer]:
+    """Serve a model with these settings, whatever a file and variables say, which have had their say before."""
+    # What was fetched in a revision is a folder, which has none.
+    settings = {name: value for name, value in changed(config).items() if name != "revision"}
+    flags = [*as_flags(settings), "--served-model-name", MEASURED, "--config", os.devnull]
+    if isinstance(config, ItemConfig):
+        flags += ["--kind", config.kind]
+    names = SequenceConfig.__struct_fields__ + ItemConfig.__struct_fields__
+    unset = {f"{ENV_PREFIX}{name.upper()}": "" for name in names}
+    with own_server(config.model, flags, {**unset, f"{ENV_PREFIX}LOG_LEVEL": "error"}) as server:
+        yield server
 
 
 def front_cost(

@@ -1,6 +1,5 @@
 """What the front takes for requests that are answered in one call, and how it slows its worker down: on a server."""
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
@@ -11,24 +10,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from chairlift.bench.completion_stream import Target
-from chairlift.bench.load import Load, closed_loop
-from chairlift.bench.measure_front import cpu_seconds
+from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
+from chairlift.bench.measure_front import MEASURED, cpu_seconds, measured_server
 from chairlift.bench.replay import PromptMaker
 from chairlift.bench.running_server import RunningServer
 from chairlift.config.items import ItemConfig
 from chairlift.errors import RequestFailed
-from chairlift.own_server import own_server
-from chairlift.plan.case import changed
 from chairlift.plan.item_case import ItemCase
 from chairlift.plan.machine_profile import FrontCost, ItemProfile
-from chairlift.plan.planner import as_flags
 from chairlift.plan.trace import TraceRequest
 
-_NAME = "measured"
 # Clients at once, and requests of a crowd: so many if there is time, and no fewer. A crowd is sent so many times.
 _CLIENTS, _MOST, _LEAST, _CROWDS = 128, 800, 64, 3
+# By how much more come by themselves than are answered, and the seconds that the last answers may take.
+_TOO_MANY, _PATIENCE_S = 0.3, 60.0
 # Words of a short text and of a long one, and items of a request with several; those of a crowd are between the former.
 _SHORT, _LONG, _MANY = 8, 200, 8
+# Items that may wait, at least: none of a crowd is to be refused.
+_ROOM = 4096
 # What a tokenizer puts around a text.
 _ADDED = 2
 # How many times the items of a crowd all crowds together have, those before they count included.
@@ -70,13 +69,10 @@ def measure_item_front(
     if number < _LEAST or not (sized or examples) or not Path("/proc/self/stat").exists():
         on_progress(1.0)
         return FrontCost()
-    # Lists and tables are JSON to flags.
-    settings = {
-        name: json.dumps(value) if isinstance(value, list | dict | tuple) else value
-        for name, value in changed(config).items()
-    }
-    flags = [*as_flags(settings), "--kind", config.kind, "--served-model-name", _NAME, "--data-dir", ""]
-    with own_server(config.model, flags, {"CHAIRLIFT_LOG_LEVEL": "error"}) as server:
+    config = msgspec.structs.replace(
+        config, max_waiting=max(config.max_waiting, _ROOM), max_queue_ms=None, timeout_ms=None
+    )
+    with measured_server(config) as server:
         requests = _requests(server.url, sized, examples)
         front, _ = item_front(requests, server.pid, config, profile, lengths[:number], on_progress)
     return front
@@ -99,9 +95,13 @@ def item_front(
     number, token, item = len(lengths), 0.0, 0.0
     longest = max(lengths)
     least = min(_SHORT, longest)
+    _, waiting = _held(pid, requests, requests.posted(lengths))
+    # More than are answered, so that the worker never rests, and no more than may wait.
+    spare = min(_TOO_MANY, config.max_waiting / 2 / number)
+    apart = _seconds(waiting) / number / (1 + spare)
     crowds = []
     for done in range(1, _CROWDS + 1):
-        crowds.append(_held(pid, requests, requests.posted(lengths)))
+        crowds.append(_held(pid, requests, requests.posted(lengths), apart=apart))
         on_progress(0.6 * done / _CROWDS)
     mixed = median(held for held, _ in crowds)
     short, _ = _held(pid, requests, requests.posted([least] * number))
@@ -135,11 +135,20 @@ def _tokens(requests: ItemRequests, length: int) -> int:
     return length + _ADDED if requests.sized else 1
 
 
-def _held(pid: int, requests: ItemRequests, posted: Sequence[bytes], clients: int = _CLIENTS) -> tuple[float, Load]:
-    """The seconds for which each of these requests held the front's thread."""
+def _held(
+    pid: int, requests: ItemRequests, posted: Sequence[bytes], clients: int = _CLIENTS, apart: float | None = None
+) -> tuple[float, Load]:
+    """The seconds for which each of these requests held the front's thread.
+
+    They come from clients that wait for their answers, or by themselves, so many seconds `apart`.
+    """
     closed_loop(requests.target, posted[: 2 * clients], clients, "warm-up")
     before = held_seconds(pid)
-    load = closed_loop(requests.target, posted, clients, "front")
+    if apart is None:
+        load = closed_loop(requests.target, posted, clients, "front")
+    else:
+        arrivals = [Arrival(number * apart, request) for number, request in enumerate(posted)]
+        load = open_loop(requests.target, arrivals, len(posted) * apart, _PATIENCE_S, "front")
     held = held_seconds(pid) - before
     failed = [outcome.error for outcome in load.outcomes if outcome.error]
     if failed:
@@ -167,17 +176,17 @@ def _requests(url: str, sized: bool, examples: Sequence[Any]) -> ItemRequests:
     """What a server of this model is sent."""
     if not sized:
         line = cycle(examples)
-        path = f"/v1/models/{_NAME}:predict"
-        return ItemRequests(Target.of(url, _NAME, path=path), lambda items, length: _instances(line, items), False)
-    about = RunningServer(url).model(_NAME)
+        path = f"/v1/models/{MEASURED}:predict"
+        return ItemRequests(Target.of(url, MEASURED, path=path), lambda items, length: _instances(line, items), False)
+    about = RunningServer(url).model(MEASURED)
     path = "/v1/embeddings" if about["task"] == "embed" else "/pooling"
     prompts, numbers = PromptMaker(seed=1), iter(range(2**62))
 
     def body(items: int, length: int) -> dict[str, Any]:
         wanted = TraceRequest(arrival=0.0, input_length=length)
-        return {"model": _NAME, "input": [prompts.text(wanted, next(numbers)) for _ in range(items)]}
+        return {"model": MEASURED, "input": [prompts.text(wanted, next(numbers)) for _ in range(items)]}
 
-    return ItemRequests(Target.of(url, _NAME, path=path), body, True)
+    return ItemRequests(Target.of(url, MEASURED, path=path), body, True)
 
 
 def _instances(line: "cycle[Any]", items: int) -> dict[str, Any]:

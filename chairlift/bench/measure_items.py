@@ -15,6 +15,7 @@ from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, ItemProfile
 from chairlift.plan.resampler import fit_calls
 from chairlift.runners.function import FunctionRunner
+from chairlift.runners.host_cpus import usable_cpus
 from chairlift.runners.host_memory import process_bytes
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, TensorSpec
 from chairlift.runners.tensors import dtype_of
@@ -38,10 +39,10 @@ def measure_items(
 ) -> ItemProfile:
     """Load a model, and time its calls for so many seconds, of which `on_progress` hears the share that has passed.
 
-    Sizes are those of the server: a text's tokens, and 1 for anything else. Texts, and tensors of which the model tells
-    the shapes, are made up; of other payloads there must be `examples`, or one of the class's own. The `largest` batch
-    is that of the settings or of the model, if they have one. Raises ConfigError without any example, or if there is
-    too little time for enough calls, and RequestFailed if the model fails at one.
+    Sizes are those of the server: a text's tokens, and 1 for anything else. Texts are made up, and so are tensors of
+    which the model tells the shapes; of other payloads there must be `examples`, or one of the class's own. The
+    `largest` batch is that of the settings or of the model, if they have one. Raises ConfigError without any example,
+    or if there is too little time for enough calls, and RequestFailed if the model fails at one.
     """
     check_seconds(seconds)
     info = runner.load()
@@ -71,7 +72,7 @@ def measure_items(
         calls=calls,
         # Of a GPU's work this sees only that of the process which waits for it.
         cores=0.0 if info.device.startswith("cuda") else busy / sum(each.seconds for each in calls),
-        cpus=0 if info.device.startswith("cuda") else os.cpu_count() or 1,
+        cpus=0 if info.device.startswith("cuda") else usable_cpus(),
         weight_bytes=info.weight_bytes,
         process_bytes=process_bytes(os.getpid()),
         max_tokens=info.max_tokens,
@@ -116,7 +117,7 @@ def _batches(
     """Batches of all sizes, and of texts of all lengths, without end; each with its computed size."""
     rng = random.Random(seed)
     sizes = sorted({size for size in (2**power for power in range(most.bit_length())) if size < most} | {most})
-    if config.kind == "encoder" and not examples:
+    if config.kind == "encoder":
         longest = info.max_tokens or max(_LENGTHS)
         within = config.max_batch_tokens or max(_MOST_TOKENS, longest)
         lengths = sorted({min(length, longest) for length in _LENGTHS})

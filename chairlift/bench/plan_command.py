@@ -2,12 +2,12 @@
 
 import argparse
 import multiprocessing
-import os
+import shlex
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from chairlift.plan.steadiness import steadiness_notes
 from chairlift.plan.targets import MODES, LatencyTargets
 from chairlift.plan.trace import TraceRequest, fitted
 from chairlift.plan.traffic import LENGTHS
+from chairlift.runners.host_cpus import usable_cpus
 
 # Recorded steps, or calls, that are drawn from: more of them take longer, and tell nothing new.
 _MOST_SAMPLES = 4_000
@@ -72,7 +73,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     served.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
     served.add_argument("--yes", action="store_true", help="send requests to one that is not on this machine")
     parser.add_argument("--seed", type=int, default=0, help="of made-up traffic and of the simulation")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that simulate at once")
+    parser.add_argument("--processes", type=int, default=usable_cpus(), help="that simulate at once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw latency over throughput (needs chairlift[plot])")
 
@@ -173,7 +174,7 @@ def _as_it_is(case: PlanCase[Any, Any], subject: Subject) -> list[str]:
     if subject.now is None:
         return []
     rate = highest_rate(case, subject.now, num_requests(case))
-    flags = " ".join(as_flags(changed(subject.now))) or "the defaults"
+    flags = shlex.join(as_flags(changed(subject.now))) or "the defaults"
     return [f"as it is now, with `{flags}`, it keeps the targets up to {rounded(rate)} requests a second"]
 
 
@@ -192,7 +193,21 @@ def _mapper(processes: int) -> Iterator[Mapper]:
         yield map
         return
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        yield partial(pool.map, chunksize=_CHUNK)
+
+        def ask(question: Callable[[Any], Any], cases: Iterable[Any]) -> Iterator[Any]:
+            # Ctrl-C reaches all processes of a terminal. Those that begin here stay deaf to it, as this one is
+            # meanwhile: where one dies the pool may wait for it in vain.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return pool.map(question, cases, chunksize=_CHUNK)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        try:
+            yield ask
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _modes() -> str:

@@ -102,7 +102,7 @@ def _strategies(results: PlanResults) -> str:
     rows = [["strategy", "req/s", *_titles(results), "limited by", "settings"]]
     for each in plan.strategies:
         mark = f"**{each.strategy}**" if each.strategy == plan.chosen else each.strategy
-        settings = " ".join(as_flags(each.settings)) or "the defaults"
+        settings = shlex.join(as_flags(each.settings)) or "the defaults"
         rows.append([mark, rounded(each.rate), *_figures(results, each.at), each.limit.by, f"`{settings}`"])
     why = "\n".join(f"- {each.strategy}: {each.limit.why}" for each in plan.strategies)
     return f"{layout(rows)}\n\nWhat keeps each from more:\n\n{why}"
@@ -178,13 +178,28 @@ def _machines(results: PlanResults, best: StrategyPlan) -> str:
 def _to_copy(results: PlanResults, best: StrategyPlan) -> str:
     """The same settings as a command and as a file."""
     settings = results.given | best.settings
-    command = " ".join(["chairlift serve", shlex.quote(results.model), *as_flags(settings)])
-    table = "\n".join(f"{name} = {_toml(value)}" for name, value in {"model": results.model, **settings}.items())
+    command = shlex.join(["chairlift", "serve", results.model, *as_flags(settings)])
+    table = "\n".join(_toml_line(name, value) for name, value in {"model": results.model, **settings}.items())
     served = results.title != results.model
     where = f"\n\nA server does not tell where its models are: {results.model} stands for that." if served else ""
     return f"```\n{command}\n```\n\n```toml\n{table}\n```{where}"
 
 
+def _toml_line(name: str, value: Any) -> str:
+    """A setting as a line of a file; where that can't be, a comment says so."""
+    try:
+        return f"{name} = {_toml(value)}"
+    except ValueError:
+        return f"# {name} is null, or holds one, which TOML does not have: give it as a flag"
+
+
 def _toml(value: Any) -> str:
-    """A word, a number or a truth, as TOML has it, which for these is as JSON has it."""
-    return json.dumps(value)
+    """A value as TOML has it, which for words, numbers and truths is as JSON has it. Raises ValueError for None."""
+    if value is None:
+        raise ValueError("TOML has no null")
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # The one letter that JSON has as it is, and TOML only escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

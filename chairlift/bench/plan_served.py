@@ -13,10 +13,10 @@ from chairlift.bench.measure_server import measure_served_items, measure_served_
 from chairlift.bench.plan_subject import (
     SETTINGS,
     Subject,
+    examples_for,
     open_items,
     open_sequences,
     progress_bar,
-    read_examples,
 )
 from chairlift.bench.raw_results import machine_in_words
 from chairlift.bench.running_server import RunningServer
@@ -43,8 +43,8 @@ def subject_served(args: argparse.Namespace) -> Subject:
     name, now = str(about["id"]), _settings_now(about)
     notes: list[str] = []
     given: dict[str, Any] = {}
+    examples = examples_for(args, now)
     if isinstance(now, ItemConfig):
-        examples = read_examples(args.examples)
         measure: Callable[..., Any] = partial(measure_served_items, server, about, now, examples)
         waits_for_nobody: SequenceConfig | ItemConfig = open_items(now)
         unseen = "calls: how many cores one takes is not seen, so instances stay as they are, and share them"

@@ -62,7 +62,7 @@ def subject_here(args: argparse.Namespace) -> Subject:
         raise ConfigError(f"chairlift plan is for one model, and {args.model} has {len(settings.models)}")
     kept = {"kind": given["kind"]} if given.get("kind", "auto") != "auto" else {}
     if isinstance(config, ItemConfig):
-        examples = read_examples(args.examples)
+        examples = examples_for(args, config)
         open_config = open_items(config)
         return Subject(
             args.model,
@@ -71,8 +71,7 @@ def subject_here(args: argparse.Namespace) -> Subject:
             lambda seconds: _measured_items(open_config, seconds, examples),
             given=kept,
         )
-    if args.examples is not None:
-        raise ConfigError("--examples is for models that answer in one call; leave it out")
+    examples_for(args, config)
     wanted = open_sequences(config)
     return Subject(
         args.model, wanted, settings.server.max_waiting, lambda seconds: _measured_sequences(wanted, seconds)
@@ -124,10 +123,19 @@ def _check_settings(path: Path, machine: MachineProfile, subject: Subject) -> No
             raise ConfigError(f"profile {path}: {problem}; name another file, and that is measured and saved there")
 
 
-def read_examples(path: Path | None) -> list[Any]:
-    """What a model is sent, a line of JSON each. Raises ConfigError naming the line."""
-    if path is None:
+def examples_for(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> list[Any]:
+    """What a model is sent, as far as that is given. Raises ConfigError for a model of which it is made up."""
+    if args.examples is None:
         return []
+    if isinstance(config, SequenceConfig):
+        raise ConfigError("--examples is for models that answer in one call; leave it out")
+    if config.kind == "encoder":
+        raise ConfigError("--examples is not for models of texts, which are made up; leave it out")
+    return read_examples(args.examples)
+
+
+def read_examples(path: Path) -> list[Any]:
+    """What a model is sent, a line of JSON each. Raises ConfigError naming the line."""
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()][:_MOST_EXAMPLES]
     except (OSError, UnicodeDecodeError) as error:

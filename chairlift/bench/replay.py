@@ -6,8 +6,11 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from chairlift.bench.completion_stream import Target
 from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
@@ -15,7 +18,7 @@ from chairlift.bench.load import Arrival, Load, open_loop
 from chairlift.bench.raw_results import Recording, Results, caption, start, table
 from chairlift.errors import ConfigError
 from chairlift.plan.trace import TraceRequest, duration, fitted, scaled, with_answers
-from chairlift.plan.trace_files import MOST_REQUESTS, read_trace
+from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace
 
 # The module whose `markdown` shows the results.
 RESULTS_OF = "chairlift.bench.replay"
@@ -24,6 +27,8 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 _DEFAULT_VOCAB = 30_000
 # Low ids are often special tokens.
 _FIRST_ID = 10
+# Seconds that a replay may take, and its last answers: a month.
+_LONGEST_S = 30 * 86_400
 
 
 class PromptMaker:
@@ -102,6 +107,8 @@ APIS: dict[str, tuple[str, Callable[[Target, PromptMaker, TraceRequest, int], di
     "tei": ("/embed", _tei),
     "oip": ("/v2/models/{model}/infer", _as_given),
 }
+# Those that answer token by token.
+_GENERATING = ("completions", "chat")
 
 
 def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -117,6 +124,7 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("trace", type=Path, help="JSONL as Mooncake has it, or CSV of Azure or BurstGPT")
     parser.add_argument("--model", default="", help="the model to ask for, where the trace names none")
     parser.add_argument("--api", choices=list(APIS), default="completions", help="what the server speaks")
+    parser.add_argument("--trace-model", metavar="NAME", help="only the trace's requests to this model")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times as fast as it was recorded")
     parser.add_argument("--scale-lengths", type=float, default=1.0, help="prompts and answers so many times as long")
     parser.add_argument(
@@ -193,7 +201,7 @@ def replay(target: Target, trace: Sequence[TraceRequest], api: str, prompts: Pro
         if request.priority:
             headers += (f"X-Request-Priority: {request.priority}",)
         if request.timeout is not None:
-            headers += (f"X-Request-Timeout-Ms: {max(round(request.timeout * 1000), 1)}",)
+            headers += (f"X-Request-Timeout-Ms: {max(round(min(request.timeout, _LONGEST_S) * 1000), 1)}",)
         arrivals.append(Arrival(request.arrival, target.post(body(target, prompts, request, number), headers)))
     return open_loop(target, arrivals, duration(trace), drain, "replay")
 
@@ -209,19 +217,62 @@ def save_requests(path: Path, load: Load) -> None:
 
 def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
     """The trace as the flags have it."""
-    if args.limit < 1 or (args.max_model_len is not None and args.max_model_len < 2):
-        raise ConfigError("--limit must be at least 1, and --max-model-len at least 2")
-    for flag, path in (("--out", args.out), ("--requests-out", args.requests_out)):
-        # Said now, and not after the replay.
-        if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
-            raise ConfigError(f"{flag} {path} can't be written: name a file in a folder that is there")
-    trace = with_answers(read_trace(args.trace, most=args.limit))
+    _check(args)
+    trace = with_answers(_sendable(read_trace(args.trace, most=args.limit), args))
+    too_long = f"makes prompts or answers of more than {MOST_TOKENS} tokens"
+    too_long = f"--scale-lengths {args.scale_lengths:g} {too_long}: take less, or cut them with --max-model-len"
     try:
         trace = scaled(trace, args.speed, args.scale_lengths)
     except ValueError:
         raise ConfigError("--speed and --scale-lengths must be more than 0, and finite") from None
+    except OverflowError:
+        raise ConfigError(too_long) from None
     if args.max_model_len is not None:
         trace = fitted(trace, args.max_model_len)
+    if any(max(request.input_length, request.output_length) > MOST_TOKENS for request in trace):
+        raise ConfigError(too_long)
     if args.seconds is not None:
         trace = [request for request in trace if request.arrival <= args.seconds]
+    if duration(trace) > _LONGEST_S:
+        lasts = f"the trace lasts {duration(trace):g} s at this speed, and a replay at most {_LONGEST_S}"
+        raise ConfigError(f"{lasts}: raise --speed, or cut it with --seconds")
     return trace
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse by name what no replay can have."""
+    if args.limit < 1 or (args.max_model_len is not None and args.max_model_len < 2):
+        raise ConfigError("--limit must be at least 1, and --max-model-len at least 2")
+    for name in ("seconds", "slo_ttft_ms", "slo_tpot_ms"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < inf:
+            raise ConfigError(f"--{name.replace('_', '-')} must be more than 0, and finite, got {value:g}")
+    if not 0 <= args.drain <= _LONGEST_S:
+        raise ConfigError(f"--drain must be from 0 to {_LONGEST_S} seconds, got {args.drain:g}")
+    for flag, path in (("--out", args.out), ("--requests-out", args.requests_out)):
+        # Said now, and not after the replay.
+        if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
+            raise ConfigError(f"{flag} {path} can't be written: name a file in a folder that is there")
+
+
+def _sendable(trace: list[TraceRequest], args: argparse.Namespace) -> list[TraceRequest]:
+    """The requests to one model, if it is named, that somebody waited for. Raises ConfigError if the API has none."""
+    if args.trace_model is not None:
+        names = sorted({request.model for request in trace} - {""})
+        trace = [request for request in trace if request.model == args.trace_model]
+        if not trace:
+            raise ConfigError(f"--trace-model {args.trace_model}: the trace has {', '.join(names) or 'no names'}")
+    live = [request for request in trace if not request.background]
+    if not live:
+        raise ConfigError("all requests of the trace ran in the background, where no client waits: none can be sent")
+    if len(live) < len(trace):
+        left_out = f"{len(trace) - len(live)} of the trace's {len(trace)} requests"
+        print(f"note: {left_out} ran in the background, where no client waits, and are not sent", file=sys.stderr)
+    in_one_call = sum(bool(request.items) for request in live)
+    if args.api in _GENERATING and in_one_call:
+        some = f"{in_one_call} of the trace's {len(live)} requests are answered in one call"
+        raise ConfigError(f"{some}: send those with --api embeddings, or choose another model's with --trace-model")
+    if 0 < in_one_call < len(live):
+        some = f"{len(live) - in_one_call} of the trace's {len(live)} requests are answered token by token"
+        raise ConfigError(f"{some}: choose one model's with --trace-model")
+    return [msgspec.structs.replace(request, arrival=request.arrival - live[0].arrival) for request in live]

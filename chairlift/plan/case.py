@@ -154,7 +154,8 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         waiting = sum(max(request.items, 1) for request in crowd)
         model = self.model(self.patient(config, waiting), waiting)
         run = simulate([model], crowd, front=idle, seed=self.seed)
-        rate = len(crowd) / max((life.end for life in run.requests if life.end is not None), default=inf)
+        ends = [life.end for life in run.requests if life.end is not None]
+        rate = len(ends) / max(ends, default=inf)
         reading = self.front.request + self.front.prompt_token * fmean(_prompt_tokens(request) for request in crowd)
         if rate:
             rate = 1 / (1 / rate + min(self.front.contention * reading, 1 / rate))

@@ -1,5 +1,6 @@
 """A plan: for each strategy its best settings and what they reach, which of them to take, and how many machines."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -194,11 +195,15 @@ def _chosen(strategies: Sequence[StrategyPlan]) -> str | None:
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as `chairlift serve` takes them."""
+    """Return settings as `chairlift serve` takes them, for a shell yet to be quoted."""
     return [part for name, value in settings.items() for part in _flag(name.replace("_", "-"), value)]
 
 
 def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", str(value).removesuffix(".0")]
+    if isinstance(value, float):
+        return [f"--{name}", str(value).removesuffix(".0")]
+    if value is None or isinstance(value, list | tuple | dict):
+        return [f"--{name}", json.dumps(value)]
+    return [f"--{name}", str(value)]

@@ -45,8 +45,7 @@ def prompt_ids(request: TraceRequest, number: int) -> list[int]:
     for value in request.hash_ids:
         if len(ids) >= request.input_length:
             break
-        ids += [value] * request.block_size
-    del ids[request.input_length :]
+        ids += [value] * min(request.block_size, request.input_length - len(ids))
     return ids + [_OWN - number] * (request.input_length - len(ids))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -94,9 +95,10 @@ def line_of(request: TraceRequest) -> TraceLine:
     return TraceLine(timestamp=request.arrival * 1000, **values)
 
 
-def _lines(path: Path, file: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, with their numbers."""
-    for number, line in enumerate(file, 1):
+def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, with their numbers. Of one that is too long no more is read than tells so."""
+    lines = iter(lambda: file.readline(LONGEST_LINE + 1), "")
+    for number, line in enumerate(lines, 1):
         if len(line) > LONGEST_LINE:
             raise _wrong(path, number, f"it has more than {LONGEST_LINE} characters")
         if line.strip():

@@ -80,6 +80,8 @@ class Tuner:
         self.num_changes: Counter[str] = Counter()
         self.num_taken_back: Counter[str] = Counter()
         self._trial: _Trial | None = None
+        # What the twin was asked about last: with the rounds others are neighbours.
+        self._asked: list[tuple[str, SequenceConfig]] = []
         # For (setting, value): the round from which on it may be tried again, and how long it rests the next time.
         self._rests: dict[tuple[str, float], tuple[int, int]] = {}
 
@@ -87,7 +89,8 @@ class Tuner:
         """The configurations to ask the twin about: while a change is on trial, the one before it."""
         if self._trial is not None:
             return [self._trial.before]
-        return [config for _, config in self._neighbours()]
+        self._asked = self._neighbours()
+        return [config for _, config in self._asked]
 
     def hear(self, answer: WhatIfAnswer) -> TuningDecision:
         """Take in what came of the alternatives, in their order, and decide."""
@@ -100,6 +103,14 @@ class Tuner:
             decision = TuningDecision(f"nothing was turned: {doubt}")
         else:
             decision = self._turn(answer)
+        self.decisions.append(decision)
+        return decision
+
+    def give_up(self, problem: str) -> TuningDecision:
+        """Take the change on trial back, which nothing could judge."""
+        assert self._trial is not None
+        decision = self._taken_back(self._trial, problem)
+        self._trial = None
         self.decisions.append(decision)
         return decision
 
@@ -129,7 +140,7 @@ class Tuner:
         """Take the best of the alternatives, if it is worth it."""
         now = self._rank(answer.now.figures)
         best: tuple[_Rank, tuple[str, SequenceConfig]] | None = None
-        for neighbour, foretold in zip(self._neighbours(), answer.changed, strict=False):
+        for neighbour, foretold in zip(self._asked, answer.changed, strict=True):
             if foretold is None:
                 continue
             rank = self._rank(foretold.figures)
@@ -148,10 +159,6 @@ class Tuner:
 
     def _judge(self, trial: _Trial, answer: WhatIfAnswer, doubt: str | None) -> TuningDecision:
         """Keep a change if the traffic since then says that it was right."""
-        setting, before, after = trial.decision.setting, trial.decision.before, trial.decision.after
-        assert setting is not None
-        assert before is not None
-        assert after is not None
         without = answer.changed[0] if answer.changed else None
         problem = doubt
         if problem is None and without is None:
@@ -162,9 +169,20 @@ class Tuner:
             was, would = self._rank(seen), self._rank(without.figures)
             if would.beats(was, 0.0):
                 problem = f"without it, of the traffic since then {_gain(was, would)}"
-        if problem is None:
-            self._rests.pop((setting, after), None)
-            return TuningDecision(f"{setting} stays at {after:g}: what was measured since then bears it out")
+        if problem is not None:
+            return self._taken_back(trial, problem)
+        setting, after = trial.decision.setting, trial.decision.after
+        assert setting is not None
+        assert after is not None
+        self._rests.pop((setting, after), None)
+        return TuningDecision(f"{setting} stays at {after:g}: what was measured since then bears it out")
+
+    def _taken_back(self, trial: _Trial, problem: str) -> TuningDecision:
+        """Go back to what was before a change, which is not to be tried again for a while."""
+        setting, before, after = trial.decision.setting, trial.decision.before, trial.decision.after
+        assert setting is not None
+        assert before is not None
+        assert after is not None
         patience = self._rests.get((setting, after), (0, _PATIENCE))[1]
         self._rests[setting, after] = self.rounds + patience, min(2 * patience, _MOST_PATIENCE)
         self.config = trial.before

@@ -64,23 +64,31 @@ class WhatIfQuestion(msgspec.Struct, kw_only=True):
 
 
 class SequenceQuestion(WhatIfQuestion, kw_only=True, tag="sequences"):
-    """Of a language model, its settings, what its memory holds, and its steps; `profile` has no steps of its own."""
+    """Of a language model, its settings, what its memory holds, and its steps; `profile` has no steps of its own.
+
+    The settings may have been changed since its memory was made, for `loaded_slots`.
+    """
 
     config: SequenceConfig
     profile: SequenceProfile
+    loaded_slots: int
     max_waiting: int
     steps: list[SeenStep]
     cost: Coefficients | None = None
 
 
 class ItemQuestion(WhatIfQuestion, kw_only=True, tag="items"):
-    """Of a model that answers in one call, its limits, instances and calls. Sizes count where items are `sized`."""
+    """Of a model that answers in one call, its limits, instances and calls. Sizes count where items are `sized`.
+
+    A request holds the front's thread for `front_s` seconds, where that is known.
+    """
 
     limits: BatchLimits
     instances: int
     ahead: bool
     sized: bool
     calls: list[CallSample]
+    front_s: float = 0.0
 
 
 class Spread(msgspec.Struct, array_like=True):
@@ -249,12 +257,12 @@ class _SequenceTwin(_Twin):
         return simulate([model], trace, front=self._front, replicas=change.replicas, seed=seed)
 
     def _num_blocks(self, config: SequenceConfig) -> int:
-        """KV blocks: as there are, or where these were all that the slots can fill, all that the new ones can."""
-        before, known = self._asked.config, self._profile.num_blocks
+        """KV blocks: as there are, or where these were all that the slots could fill, all that more of them can."""
+        question, known = self._asked, self._profile.num_blocks
         each = -(-self._longest // self._profile.block_size)
-        if before.kv_cache_gb is not None or known < before.slots * each:
+        if question.config.kv_cache_gb is not None or known < question.loaded_slots * each:
             return known
-        return config.slots * each
+        return max(config.slots * each, known)
 
     def _with_target(self, change: Change) -> list[TraceRequest]:
         """The trace, with what is changed of the one request."""
@@ -289,6 +297,12 @@ class _ItemTwin(_Twin):
         self._asked = question
         self._profile = item_profile("", question.calls)
         self._trace = item_trace(question.requests, question.sized)
+        # One half to read a request, and the other to answer it. What it keeps workers from is in the calls.
+        items = fmean(each.items for each in self._trace)
+        half = question.front_s / 2
+        self._front = msgspec.structs.replace(self._front, request=half, item=half / items)
+        began = min((each.scheduled for each in question.requests if each.scheduled is not None), default=None)
+        self._busy_s = 0.0 if began is None else max(began - question.requests[0].arrival, 0.0)
 
     @cached_property
     def _times(self) -> CallTimes:
@@ -306,6 +320,7 @@ class _ItemTwin(_Twin):
             ahead=question.ahead,
             sized=question.sized,
             times=self._times,
+            busy_s=self._busy_s,
         )
         return simulate([model], trace, front=self._front, replicas=change.replicas, seed=seed)
 

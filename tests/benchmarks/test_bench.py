@@ -137,6 +137,8 @@ def test_jobs_are_as_long_and_as_far_apart_as_in_the_trace() -> None:
         (["--rate", "0"], "--rate must be more than 0"),
         (["--rate", "5", "--concurrency", "3"], "--concurrency is of a closed loop"),
         (["--trace", "TRACE", "--concurrency", "3"], "--concurrency is of a closed loop"),
+        (["--concurrency", "0"], "--concurrency must be at least 1, got 0"),
+        (["--concurrency", "-3"], "--concurrency must be at least 1, got -3"),
         (["--trace", "TRACE", "--output-len", "constant:3"], "leave out --prompt-len and --output-len"),
         (["--trace", "nowhere"], "No such file"),
     ],

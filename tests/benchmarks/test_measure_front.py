@@ -1,13 +1,18 @@
 """What the front takes is seen on a real server, in the time that there is for it."""
 
+import argparse
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.serve_process import WORKER_MODELS, language_model
 from support.simulated import exact_calls, exact_profile
 
+from chairlift.bench import measure_front as measure_front_module
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import Load
 from chairlift.bench.measure_front import (
@@ -21,10 +26,14 @@ from chairlift.bench.measure_front import (
 )
 from chairlift.bench.measure_item_front import held_seconds, measure_item_front
 from chairlift.bench.measure_sequences import measure_sequences
+from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+from chairlift.config.settings import Settings, load
 from chairlift.core.cost import Coefficients
 from chairlift.errors import Unavailable
+from chairlift.own_server import OwnServer
 from chairlift.plan.machine_profile import FrontCost, MachineProfile
 from chairlift.plan.resampler import StepTimes
 from chairlift.runners.decoder.runner import DecoderRunner
@@ -114,6 +123,56 @@ def test_the_front_of_a_server_takes_something_and_the_server_is_gone_afterwards
     assert [delay.sequences for delay in front.delays] == [1, 4, 16, 64]
     MachineProfile(machine="", front=front, models={"tiny": profile}).check()
     assert servers() <= before
+
+
+HOSTILE = """
+api_key = "secret"
+record = "trace.jsonl"
+grpc_port = 9
+max_waiting = 1
+"""
+OF_SEQUENCES = 'strategy = "static"\ntarget_ttft_ms = 1.0\nauto = true\nbatch_size = 2\n'
+OF_ITEMS = "max_batch_size = 1\ntimeout_ms = 1.0\nmax_queue_ms = 1.0\n"
+
+
+@pytest.mark.parametrize("kind", ["sequences", "items"])
+def test_what_is_measured_has_the_settings_of_the_plan_and_no_others(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file and variables have had their say before."""
+    model = str(language_model(tmp_path / "model")) if kind == "sequences" else f"{WORKER_MODELS}:Doubles"
+    (tmp_path / "chairlift.toml").write_text(HOSTILE + (OF_SEQUENCES if kind == "sequences" else OF_ITEMS))
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"API_KEYS": "none", "REVISION": "v1", "MAX_WAITING": "2", "ORDER": "shortest"}.items():
+        monkeypatch.setenv(f"CHAIRLIFT_{name}", value)
+    made: list[Settings] = []
+
+    @contextmanager
+    def own(model: str, flags: list[str], environment: dict[str, str]) -> Iterator[OwnServer]:
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        arguments = parser.parse_args([model, "--port", "0", "--data-dir", "", *flags])
+        made.append(load(vars(arguments), os.environ | environment, tmp_path, "", own_server=True))
+        raise Unavailable("it is not to run")
+        yield
+
+    monkeypatch.setattr(measure_front_module, "own_server", own)
+    wanted: SequenceConfig | ItemConfig
+    if kind == "sequences":
+        config = SequenceConfig(model=model, revision="v1", max_num_seqs=64, target_ttft_ms=1.0, order="shortest")
+        with pytest.raises(Unavailable, match="not to run"):
+            measure_front(config, exact_profile(), 1.0, lambda share: None)
+        wanted = msgspec.structs.replace(config, revision=None, target_ttft_ms=None, auto=False)
+    else:
+        of_items = ItemConfig(model=model, max_waiting=2, max_queue_ms=1.0, timeout_ms=1.0, order="shortest")
+        with pytest.raises(Unavailable, match="not to run"):
+            measure_item_front(of_items, exact_calls(1e-3, 1e-4), [1], 10.0, lambda share: None)
+        wanted = msgspec.structs.replace(of_items, max_waiting=4096, max_queue_ms=None, timeout_ms=None)
+    ((served,), server, _) = made[0]
+    assert served.config == msgspec.structs.replace(wanted, served_model_name="measured")
+    assert (server.api_key, server.api_keys, server.record, server.grpc_port) == (None, None, None, None)
+    assert server.max_waiting == ServerConfig().max_waiting or kind == "items"
+    assert server.log_level == "error"
 
 
 @pytest.mark.processes

@@ -3,11 +3,16 @@
 import argparse
 import json
 import re
+import shlex
 import shutil
+import signal
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,13 +20,15 @@ from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 from support.simulated import exact_calls, few_candidates, noisy_profile
 
-from chairlift.bench import plan_subject, plan_traffic
+from chairlift.bench import plan_command, plan_subject, plan_traffic
+from chairlift.bench.plan_report import PlanResults, _to_copy
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
 from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile
+from chairlift.plan.planner import StrategyPlan
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
@@ -73,7 +80,7 @@ def test_what_is_printed_can_be_copied(
     (command,) = re.findall(r"```\nchairlift serve (.*)\n```", text)
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    assert load(vars(parser.parse_args(command.split())), {}, tmp_path, "").models[0].config == wanted
+    assert load(vars(parser.parse_args(shlex.split(command))), {}, tmp_path, "").models[0].config == wanted
     (table,) = re.findall(r"```toml\n(.*?)\n```", text, re.DOTALL)
     assert SequenceConfig(**tomllib.loads(table)) == wanted
 
@@ -213,7 +220,7 @@ def test_a_plan_for_models_that_answer_in_one_call(
     (command,) = re.findall(r"```\nchairlift serve (.*)\n```", text)
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    assert load(vars(parser.parse_args(command.split())), {}, tmp_path, "").models[0].config == config
+    assert load(vars(parser.parse_args(shlex.split(command))), {}, tmp_path, "").models[0].config == config
     (table,) = re.findall(r"```toml\n(.*?)\n```", text, re.DOTALL)
     assert ItemConfig(**tomllib.loads(table)) == config
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
@@ -255,6 +262,48 @@ def test_what_only_items_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--items is for models that answer in one call" in capsys.readouterr().err
     assert plan(*DESCRIBED, "--examples", "nowhere") == 1
     assert "--examples is for models that answer in one call" in capsys.readouterr().err
+    assert plan_items("--rate", 5, "--examples", "nowhere", model=str(encoder_folder("bert"))) == 1
+    assert "--examples is not for models of texts, which are made up" in capsys.readouterr().err
+
+
+def test_words_lists_and_tables_can_be_copied_too(tmp_path: Path) -> None:
+    model = "my file.py:Own"
+    settings = {
+        "served_model_name": "my model's",
+        "warm_up_sizes": (1, 8),
+        "options": {"a b": [1, {"c": "d\x7f\u00e9", "e": []}], "f": 2.5},
+        "retries": 0,
+        "bisect": False,
+        "call_timeout_s": None,
+    }
+
+    def to_copy(**given: Any) -> tuple[dict[str, Any], str]:
+        results = SimpleNamespace(title=model, model=model, given=given)
+        told = _to_copy(cast(PlanResults, results), cast(StrategyPlan, SimpleNamespace(settings={"max_wait_ms": 3.0})))
+        (command,) = re.findall(r"```\nchairlift serve (.*)\n```", told)
+        (table,) = re.findall(r"```toml\n(.*?)\n```", told, re.DOTALL)
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        return vars(parser.parse_args(shlex.split(command))), table
+
+    wanted = ItemConfig(model=model, max_wait_ms=3.0, **settings)
+    flags, table = to_copy(**settings)
+    assert load(flags, {}, Path.cwd(), "").models[0].config == wanted
+    in_file = msgspec.convert(tomllib.loads(table), ItemConfig)
+    assert in_file == msgspec.structs.replace(wanted, call_timeout_s=ItemConfig(model=model).call_timeout_s)
+    assert "# call_timeout_s is null, or holds one, which TOML does not have: give it as a flag" in table
+    flags, table = to_copy(revision="v1.0", options={"a": None})
+    assert (flags["revision"], flags["options"]) == ("v1.0", '{"a": null}')
+    assert "# options is null, or holds one" in table
+
+
+@pytest.mark.processes
+def test_those_who_simulate_are_deaf_to_ctrl_c_and_this_process_is_not() -> None:
+    deaf_to = partial(signal.pthread_sigmask, signal.SIG_BLOCK)
+    with plan_command._mapper(2) as mapper:
+        (found,) = mapper(deaf_to, [()])
+    assert signal.SIGINT in found
+    assert signal.SIGINT not in deaf_to(())
 
 
 @pytest.mark.parametrize("kind", ["encoder", "onnx", "python"])

@@ -105,6 +105,15 @@ def test_the_front_is_what_a_first_token_takes_more_than_a_step() -> None:
     assert _front({1: [0.004]}, steps, 0.003) == FrontCost()
 
 
+def test_examples_of_what_is_made_up_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    service, _ = embedder()
+    with listening(served(FakeClient([WORD])), service) as it:
+        problems = {"tiny": "is for models that answer in one call", "embedder": "is not for models of texts"}
+        for name, problem in problems.items():
+            assert plan(it.url, "--model", name, "--rate", 5, "--examples", "nowhere") == 1
+            assert f"--examples {problem}" in capsys.readouterr().err
+
+
 def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described = ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
     saved = tmp_path / "profile.json"

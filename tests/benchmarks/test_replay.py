@@ -157,12 +157,64 @@ def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path, capsys
         (["--api", "oip"], "--extra is the body"),
         (["--requests-out", "/nowhere/lines.jsonl"], "--requests-out /nowhere/lines.jsonl can't be written"),
         (["--out", "/"], "--out / can't be written"),
+        (["--scale-lengths", "1e305"], "--scale-lengths 1e+305 makes prompts or answers of more than 16777216 tokens"),
+        (["--scale-lengths", "1e12"], "--scale-lengths 1e+12 makes prompts or answers of more than 16777216 tokens"),
+        (["--speed", "1e-9"], "the trace lasts 1e+08 s at this speed, and a replay at most 2592000: raise --speed"),
+        (["--seconds", "-1"], "--seconds must be more than 0, and finite, got -1"),
+        (["--seconds", "nan"], "--seconds must be more than 0, and finite, got nan"),
+        (["--drain", "inf"], "--drain must be from 0 to 2592000 seconds, got inf"),
+        (["--slo-ttft-ms", "nan"], "--slo-ttft-ms must be more than 0, and finite, got nan"),
+        (["--trace-model", "third"], "--trace-model third: the trace has other"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
     write_trace(tmp_path / "trace.jsonl", TRACE)
     assert main(["bench", "serve", "http://127.0.0.1:9", str(tmp_path / "trace.jsonl"), *flags]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kinds", "flags", "said"),
+    [
+        ("ii", [], "2 of the trace's 2 requests are answered in one call: send those with --api embeddings"),
+        ("is", ["--api", "chat"], "1 of the trace's 2 requests are answered in one call"),
+        ("is", ["--api", "embeddings"], "1 of the trace's 2 requests are answered token by token: choose one model's"),
+        ("bb", [], "all requests of the trace ran in the background"),
+        ("ib", ["--trace-model", "b"], "all requests of the trace ran in the background"),
+    ],
+)
+def test_what_one_api_can_not_send_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: str, flags: list[str], said: str
+) -> None:
+    write_trace(tmp_path / "trace.jsonl", [request_of(kind) for kind in kinds])
+    assert main(["bench", "serve", "http://127.0.0.1:9", str(tmp_path / "trace.jsonl"), *flags]) == 1
+    assert said in capsys.readouterr().err
+
+
+def request_of(kind: str, arrival: float = 0.0) -> TraceRequest:
+    """Answered in one call (i), token by token (s), or that in the background (b); the kind is the model's name."""
+    items = 2 if kind == "i" else 0
+    return TraceRequest(
+        arrival=arrival, input_length=5, output_length=2, model=kind, items=items, background=kind == "b"
+    )
+
+
+def test_of_a_trace_of_several_models_one_is_sent_and_nothing_of_the_background(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.pieces, fake.content_type = [b"[]"], "application/json"
+    write_trace(tmp_path / "trace.jsonl", [request_of(kind, 1000.0 * place) for place, kind in enumerate("sbisb")])
+    lines = tmp_path / "lines.jsonl"
+    command = ["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), "--requests-out", str(lines)]
+    assert main([*command, "--api", "embeddings", "--trace-model", "i"]) == 0
+    assert [(body["model"], len(body["input"])) for body in fake.bodies] == [("i", 2)]
+    assert json.loads(lines.read_text())["due"] == 0.0, "nobody waits for those that are not sent"
+    fake.pieces, fake.content_type = [event(text="a"), b"data: [DONE]\n\n"], ""
+    write_trace(tmp_path / "trace.jsonl", [request_of(kind) for kind in "bsb"])
+    capsys.readouterr()
+    assert main(command) == 0
+    assert [body["model"] for body in fake.bodies[1:]] == ["s"]
+    assert "note: 2 of the trace's 3 requests ran in the background" in capsys.readouterr().err
 
 
 def test_an_address_must_be_one() -> None:

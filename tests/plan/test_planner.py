@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
+import msgspec
 import pytest
 from support.simulated import COST, exact_profile, few_candidates
 
@@ -174,6 +175,16 @@ def test_the_knee_of_a_queue_is_half_its_capacity() -> None:
     assert knee([point(load, 1 / (1 - load)) for load in (0.1, 0.3, 0.5, 0.7, 0.9)]) == 2
 
 
+def test_what_is_refused_is_no_throughput() -> None:
+    """Every other prompt is longer than the model can have."""
+    some = traffic("constant:10")
+    half = tuple(
+        msgspec.structs.replace(each, input_length=5000) if index % 2 else each for index, each in enumerate(some)
+    )
+    served = SequenceCase(STEADY, some[::2]).capacity(BASE, 20)
+    assert SequenceCase(STEADY, half).capacity(BASE, 40) == pytest.approx(served, rel=0.01)
+
+
 def limited(
     case: SequenceCase, rate: float, strategy: str = "continuous", slots: int = 64, **more: Any
 ) -> tuple[str, float]:
@@ -235,4 +246,9 @@ def test_settings_as_flags() -> None:
     assert as_flags(settings) == [
         *("--max-num-seqs", "8", "--target-itl-ms", "25", "--max-wait-ms", "7.5"),
         "--no-enable-prefix-caching",
+    ]
+    words = {"revision": "v1.0", "warm_up_sizes": (1, 8), "options": {"a": None}, "call_timeout_s": None}
+    assert as_flags(words) == [
+        *("--revision", "v1.0", "--warm-up-sizes", "[1, 8]"),
+        *("--options", '{"a": null}', "--call-timeout-s", "null"),
     ]

@@ -1,5 +1,7 @@
 """Traces: every format is read, what is broken is told with its line, and made-up traffic is as described."""
 
+import io
+import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.plan.trace import TraceRequest, duration, prompt_ids
-from chairlift.plan.trace_files import LONGEST_LINE, MOST_TOKENS, TraceLine, read_trace, write_trace
+from chairlift.plan.trace_files import LONGEST_LINE, MOST_TOKENS, TraceLine, _lines, read_trace, write_trace
 from chairlift.plan.traffic import Traffic, synthetic
 
 MOONCAKE = """{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
@@ -46,6 +48,21 @@ def test_mooncake(tmp_path: Path) -> None:
     assert prompt_ids(first, 0)[:1024] == prompt_ids(second, 1)[:1024]
     assert prompt_ids(first, 0)[1024] != prompt_ids(second, 1)[1024]
     assert len(prompt_ids(first, 0)) == 6955
+
+
+def test_a_prompt_is_no_larger_than_it_is_however_large_its_blocks_are() -> None:
+    one = TraceRequest(arrival=0.0, input_length=5, hash_ids=(7, 8), block_size=MOST_TOKENS)
+    tracemalloc.start()
+    assert prompt_ids(one, 0) == [7] * 5
+    assert tracemalloc.get_traced_memory()[1] < 10_000
+    tracemalloc.stop()
+
+
+def test_of_a_line_that_is_too_long_no_more_is_read_than_tells_so() -> None:
+    file = io.StringIO("{}\n" + "x" * (3 * LONGEST_LINE))
+    with pytest.raises(ConfigError, match="line 2: it has more than"):
+        list(_lines(Path("trace"), file))
+    assert file.tell() == 3 + LONGEST_LINE + 1
 
 
 def test_azure(tmp_path: Path) -> None:

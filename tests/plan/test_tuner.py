@@ -130,6 +130,30 @@ def test_a_change_is_taken_back_where_reality_disagrees_and_rests(answer: WhatIf
     assert again == 2 * rested
 
 
+WORSE = WhatIfAnswer(figures(), Foretold(figures()), [Foretold(figures(latency=3.0))])
+
+
+def test_a_forecast_is_that_of_the_setting_that_was_asked_about() -> None:
+    """Also in the round at whose end a value has rested for long enough."""
+    tuner = on_trial()
+    tuner.hear(WORSE)
+    for _ in range(3):
+        assert tuner.hear(answer_to(tuner, {})).setting is None
+    assert {each.max_num_seqs for each in tuner.alternatives()} == {64}, "it rests"
+    decision = tuner.hear(answer_to(tuner, {"step_time_ms": 3.0}))
+    assert (decision.setting, decision.before, decision.after) == ("step_time_ms", 300.0, 225.0)
+
+
+def test_a_change_that_nothing_can_judge_is_taken_back_and_rests() -> None:
+    tuner = on_trial()
+    decision = tuner.give_up("nobody comes")
+    assert decision is tuner.decisions[-1]
+    assert (decision.taken_back, decision.reason) == (True, "max_num_seqs goes back to 64: nobody comes")
+    assert (tuner.config, tuner.on_trial) == (tuner.configured, False)
+    assert tuner.num_taken_back == {"max_num_seqs": 1}
+    assert {each.max_num_seqs for each in tuner.alternatives()} == {64}
+
+
 @pytest.mark.parametrize(
     ("own", "names"),
     [

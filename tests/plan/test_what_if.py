@@ -12,15 +12,16 @@ from support.past import BEGAN, seen_requests, seen_steps, served, traffic
 from support.simulated import COST, exact_calls, exact_profile
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.cost import CostModel
+from chairlift.core.cost import CostModel, ExpertReads
 from chairlift.core.items.limits import BatchLimits
 from chairlift.plan.figures import Percentiles
 from chairlift.plan.items import ItemModel
-from chairlift.plan.seen_traffic import SeenRequest, SeenStep, step_samples
+from chairlift.plan.machine_profile import FrontCost
+from chairlift.plan.seen_traffic import SeenRequest, SeenStep, sequence_profile, step_samples
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
-from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion, WhatIfAnswer, answer
+from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion, WhatIfAnswer, _SequenceTwin, answer
 
 FEW = SequenceConfig(model="formula", max_num_seqs=2)
 MANY = SequenceConfig(model="formula", max_num_seqs=32)
@@ -28,6 +29,7 @@ MANY = SequenceConfig(model="formula", max_num_seqs=32)
 
 def asked(run: SimulatedRun, config: SequenceConfig, *changes: Change, **more: Any) -> SequenceQuestion:
     about: dict[str, Any] = {"profile": exact_profile(), "cost": COST, "max_waiting": 1024, "since": BEGAN} | more
+    about = {"loaded_slots": config.slots} | about
     about["profile"] = msgspec.structs.replace(about["profile"], steps=[])
     return SequenceQuestion(
         requests=seen_requests(run), steps=seen_steps(run), changes=list(changes), config=config, **about
@@ -211,6 +213,22 @@ def test_kv_blocks_follow_slots_where_these_were_all_that_they_could_fill() -> N
     assert more.figures.outputs_per_s > 2 * short.figures.outputs_per_s
 
 
+@pytest.mark.parametrize(
+    ("known", "loaded_slots", "config", "blocks"),
+    [
+        (2 * 256, 32, MANY, 2 * 256),  # memory was short, though what is left of the slots can't fill it
+        (32 * 256, 32, FEW, 32 * 256),  # it is all there, however few there are by now
+        (2 * 256, 2, MANY, 32 * 256),
+    ],
+    ids=["short", "fewer slots", "more slots"],
+)
+def test_kv_memory_is_what_it_was_made_for(known: int, loaded_slots: int, config: SequenceConfig, blocks: int) -> None:
+    """Two slots are left, of so many, since somebody set that."""
+    profile = exact_profile(num_blocks=known)
+    question = asked(served(FEW, traffic(5), profile), FEW, profile=profile, loaded_slots=loaded_slots)
+    assert _SequenceTwin(question)._num_blocks(config) == blocks
+
+
 def test_what_could_never_be_served_counts_as_refused() -> None:
     tiny = SequenceConfig(model="formula", max_num_seqs=2, max_model_len=200)
     run = served(FEW, traffic())
@@ -265,6 +283,43 @@ def test_items_have_a_twin_too() -> None:
     assert urgent.target is not None
     assert found.now.target is not None
     assert (urgent.target.total_s or 0.0) < 0.5 * (found.now.target.total_s or 0.0)
+
+
+def test_what_the_front_takes_and_what_came_before_are_in_the_twin() -> None:
+    profile, limits = exact_calls(0.05, 1e-3), BatchLimits(max_batch_size=4)
+    trace = [TraceRequest(arrival=each.arrival, input_length=8, items=2) for each in traffic(80, rate=20.0)]
+    # Each request has two items: it holds the front for as long before as after.
+    front = FrontCost(request=0.012, item=0.006)
+
+    def off(question: ItemQuestion) -> float:
+        found = told(question)
+        assert found.measured.latency is not None
+        assert found.now.figures.latency is not None
+        return found.now.figures.latency.p50 / found.measured.latency.p50 - 1
+
+    run = simulate([ItemModel(limits, profile)], trace, front=front)
+    assert off(item_question(limits, run, front_s=0.024)) == pytest.approx(0.0, abs=0.03)
+    assert off(item_question(limits, run)) < -0.1
+    run = simulate([ItemModel(limits, profile, busy_s=2.0)], trace, front=front)
+    question = item_question(limits, run, front_s=0.024)
+    assert off(question) == pytest.approx(0.0, abs=0.03)
+    first = question.requests[0]
+    question.requests[0] = msgspec.structs.replace(first, scheduled=first.arrival)
+    assert off(question) < -0.5
+
+
+def test_what_steps_of_experts_cost_is_what_all_of_them_take() -> None:
+    """One token reads an eighth of them, and 32 nearly all."""
+    experts, bare = ExpertReads(0.9, 0.125), exact_profile()
+    steps = [
+        msgspec.structs.replace(each, seconds=each.seconds - (1 - experts.read(each.tokens)) * COST.step)
+        for each in bare.steps
+    ]
+    mixture = msgspec.structs.replace(bare, steps=steps, experts=experts)
+    run = served(MANY, traffic(120, rate=20.0), mixture)
+    found = sequence_profile(seen_steps(run), seen_requests(run), None, mixture)
+    assert found.experts == experts
+    assert found.cost.step == pytest.approx(COST.step, rel=0.01)
 
 
 def test_what_steps_cost_is_learned_of_them_where_the_worker_has_not_told() -> None:

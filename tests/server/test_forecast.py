@@ -16,13 +16,16 @@ from support.simulated import COST, exact_profile
 
 from chairlift import why
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import ExpertReads
 from chairlift.engine.sequences.messages import EngineStats
 from chairlift.errors import Unavailable
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer, answer
+from chairlift.server.http.api_errors import ApiError
+from chairlift.server.metrics.front_clock import FrontClock
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
 from chairlift.server.models import seen
-from chairlift.server.models.request_log import EndedRequest
+from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.twin import MOST_ASKED, Twin
 
 HERE = {"host": "127.0.0.1:8000"}
@@ -269,6 +272,23 @@ def test_the_window_holds_the_last_ones_where_there_were_too_many(here: list[Any
     run(go)
 
 
+def test_a_question_has_what_a_model_was_loaded_with_and_its_experts(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        front.client.configured = SequenceConfig(model="tiny", max_num_seqs=64)
+        assert (await ask(front)).status == 200
+        (question,) = here
+        assert (question.config.slots, question.loaded_slots) == (2, 64)
+        assert (question.cost, question.profile.experts) == (COST, None)
+        experts, all_weights = ExpertReads(0.9, 0.125), COST._replace(step=4 * COST.step)
+        front.client.info = msgspec.structs.replace(front.client.info or INFO, experts=experts)
+        front.client.stats = EngineStats(coefficients=COST, all_weights=all_weights)
+        assert (await ask(front)).status == 200
+        assert (here[-1].cost, here[-1].profile.experts) == (all_weights, experts)
+
+    run(go)
+
+
 def test_what_a_full_log_has_forgotten_is_not_told_of(here: list[Any]) -> None:
     async def go() -> None:
         front = past()
@@ -332,6 +352,31 @@ def test_models_that_answer_in_one_call_have_forecasts_of_their_own(here: list[A
         assert (await ask(front, path=path)).status == 409
         service.metrics.calls.extend([RecentCall(1.0, 0.0, 0, 1, 1.0, 0, None)] * 20)
         assert (await ask(front, path=path)).status == 409, "calls that were not timed say nothing"
+
+    run(go)
+
+
+def test_what_requests_take_of_the_front_is_known_where_no_texts_are_written() -> None:
+    async def go() -> None:
+        front = Front()
+        service, _ = embedder()
+        front.models.add(service)
+        clock = service.metrics.front = FrontClock()
+
+        async def ask_some() -> float:
+            began = clock.now()
+            for _ in range(25):
+                await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
+            question = seen.lately(seen.past_of(service), [])
+            assert isinstance(question, ItemQuestion)
+            most = clock.now().held_s - began.held_s
+            assert 0 <= question.front_s <= most
+            return question.front_s
+
+        assert await ask_some() > 0
+        assert clock.requests == 25
+        clock.steps += 1
+        assert await ask_some() == 0
 
     run(go)
 
@@ -542,6 +587,62 @@ def test_one_is_simulated_at_a_time_and_few_wait(monkeypatch: pytest.MonkeyPatch
         front.gone.set()
         assert (await gone).status == 499
         assert running == 0, "who hangs up needs no answer"
+
+    run(go)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, list[Twin]]:
+    """Simulations end when this is set; and the twins that make them."""
+    leave, twins = asyncio.Event(), []
+
+    async def slow(self: Twin, question: bytes) -> WhatIfAnswer:
+        twins.append(self)
+        await leave.wait()
+        return answer(msgspec.msgpack.decode(question, type=SequenceQuestion | ItemQuestion), lambda: True)
+
+    monkeypatch.setattr(Twin, "_answer", slow)
+    return leave, twins
+
+
+def test_nobody_has_all_places_for_simulations(keys: str, held: tuple[asyncio.Event, list[Twin]]) -> None:
+    leave, twins = held
+
+    async def go() -> None:
+        front = past(owner="alice", api_keys=keys)
+        log = front.service.log.ended
+        for owner in ("bob", "root"):
+            log[owner].append(log["alice"].pop())
+        asking: list[asyncio.Task[Answer]] = []
+        for owner in PEOPLE:
+            asking.append(asyncio.create_task(why_not_faster(front, log[owner][-1].id, owner)))
+            await until(lambda: twins and twins[0]._asked == len(asking))
+            again = await why_not_faster(front, log[owner][-1].id, owner)
+            assert (again.status, again.error["code"]) == (429, "too_many_simulations")
+            assert "a request of yours" in again.error["message"]
+        assert len(asking) == MOST_ASKED - 1
+        with pytest.raises(ApiError, match="3 simulations are asked for already"):
+            await twins[0].ask(lambda: pytest.fail("there is no place"), Viewer("carol", False))
+        asking.append(asyncio.create_task(ask(front, **bearer("root"))))
+        await until(lambda: twins[0]._asked == MOST_ASKED)
+        assert (await ask(front, **bearer("root"))).status == 429
+        leave.set()
+        assert [(await each).status for each in asking] == [200] * MOST_ASKED
+        assert (await why_not_faster(front, log["alice"][-1].id, "alice")).status == 200, "it has been answered"
+
+    run(go)
+
+
+def test_all_who_have_no_key_share_one_place(held: tuple[asyncio.Event, list[Twin]]) -> None:
+    leave, twins = held
+
+    async def go() -> None:
+        front = past()
+        first = asyncio.create_task(why_not_faster(front, slowest(front).id))
+        await until(lambda: twins)
+        assert (await why_not_faster(front, slowest(front).id)).status == 429
+        leave.set()
+        assert [(await ask(front)).status, (await first).status] == [200, 200]
 
     run(go)
 

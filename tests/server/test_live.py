@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,25 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.items_harness import embedder
+from support.items_harness import embedder, function
 from support.key_files import bearer, write_keys
 from support.server_harness import Answer, FakeClient, Front, run, until
 
+from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.client import Beginning, Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
+from chairlift.errors import RequestFailed
 from chairlift.jobs.store import Counts, Job
 from chairlift.server.batches.record import About, note
 from chairlift.server.batches.service import Batches
 from chairlift.server.front import page_line
+from chairlift.server.http.exchange import Terms
 from chairlift.server.http.tenants import Keys
 from chairlift.server.live import snapshot
 from chairlift.server.live.feed import MOST_WATCHERS, LiveFeed
+from chairlift.server.live.items import ItemWatch
 from chairlift.server.live.slot_board import MOST_BARS, Bar, SlotBoard
 from chairlift.server.live.snapshot import BatchLook, Observer
 from chairlift.server.models.registry import Models
+from chairlift.server.models.request_log import EndedRequest
 
 HERE = {"host": "127.0.0.1:8000"}
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -289,6 +295,68 @@ def test_models_that_answer_in_one_call_have_calls_as_bars() -> None:
     run(go)
 
 
+def test_every_call_has_a_bar_and_those_that_failed_say_so() -> None:
+    async def go() -> None:
+        service, dispatcher = function()
+        watch = ItemWatch(service)
+        dispatcher.held = True
+        first = asyncio.create_task(service.infer([1], Terms()))
+        await until(lambda: dispatcher.scheduler.num_running)
+        (bar,) = watch.look(time.monotonic()).bars
+        dispatcher.held = False
+        await first
+        # Others begin and end between two looks, as shortly after the first one as it took itself.
+        for number in range(3):
+            await service.infer([number], Terms())
+        bars = watch.look(time.monotonic()).bars
+        assert len({each.id for each in bars}) == 4
+        assert (bar.id, "done") in {(each.id, each.finish_reason) for each in bars}
+        assert all(each.end is not None and each.start < each.end for each in bars)
+        assert watch.look(time.monotonic()).bars == []
+
+        def broken(payloads: list[Any]) -> list[Any]:
+            if "bad" in payloads:
+                raise ValueError("no")
+            return payloads
+
+        dispatcher.compute = broken
+        with pytest.raises(RequestFailed):
+            await service.infer(["good", "bad"], Terms())
+        told = [(each.finish_reason, each.count) for each in watch.look(time.monotonic()).bars]
+        # Both together, then each by itself, and who is to blame once more.
+        assert told[0] == ("error", 2)
+        assert ("done", 1) in told
+        assert ("error", 1) in told
+        assert len(told) == len(service.metrics.calls) - 4
+        assert len(watch.board.bars) == len(service.metrics.calls)
+
+    run(go)
+
+
+def test_settings_that_hold_by_now_are_told() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        front.client.stats = EngineStats(running=1, kv_blocks_total=100, coefficients=Coefficients(0.01, 0.0, 0.0, 0.0))
+        front.client.retune(SequenceConfig(model="tiny", max_num_seqs=8))
+        (model,) = (await look(front))["models"]
+        assert (model["slots"], model["limit"]) == (8, pytest.approx(800))
+
+    run(go)
+
+
+def test_what_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_MOST_MODELS", 2)
+
+    async def go() -> None:
+        front = Front()
+        listed = [("tiny", front.service), *((str(number), None) for number in range(5))]
+        monkeypatch.setattr(front.models, "index", lambda: listed)
+        seen = await look(front)
+        assert (seen["loadable"], seen["more"]) == (["0", "1"], {"loadable": 3})
+
+    run(go)
+
+
 def test_models_in_every_state_and_folders_stay_unsaid() -> None:
     async def go() -> None:
         front = Front()
@@ -320,6 +388,31 @@ def test_tenants_have_their_requests_and_limits(keys: str) -> None:
             assert (alice["ended"], alice["tokens"]) == (1, len(streams[0].request.prompt_ids) + 1)
 
     run(go)
+
+
+def test_what_ended_counts_for_a_minute_from_its_end_whoever_watches(
+    keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("chairlift.server.live.snapshot.time.monotonic", lambda: clock[0])
+    front = Front(api_keys=keys)
+    line = front.service.log.ended["alice"]
+    for ended in (900.0, 950.5, 970.5, 999.5):
+        line.append(EndedRequest(id=f"cmpl-{ended}", ended=ended, finish_reason="stop", prompt_tokens=2, tokens=1))
+    config = ServerConfig(api_keys=keys)
+    observer = Observer(front.models, Batches(front.models, config), Keys(config), False)
+
+    def told() -> tuple[int, int]:
+        (alice,) = (each for each in observer.look().tenants if each.name == "alice")
+        return alice.ended, alice.tokens
+
+    assert told() == (3, 9)
+    clock[0] = 1020.0
+    assert told() == (2, 6)
+    clock[0] = 1055.0
+    assert told() == (1, 3)
+    clock[0] = 1061.0
+    assert told() == (0, 0)
 
 
 def test_batches_that_are_not_over_say_how_far_they_are(keys: str) -> None:

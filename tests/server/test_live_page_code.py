@@ -1,5 +1,6 @@
 """What the live page's code does by itself: the conversation, the connection to the server, tables and numbers."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,22 @@ def test_tables_stay_and_only_what_tells_something_else_is_made_anew(tmp_path: P
     assert "a|m|/v1/x|in_progress||6 of 10, 1 failed|" in second[1]
     assert "; 3 more are not shown" in second[1]
     assert same == [[True] * 6, [True] * 5 + [False]], "of a job that got further, how far it is"
+
+
+def test_models_that_are_not_shown_are_counted_loaded_or_not(tmp_path: Path) -> None:
+    told = in_node(
+        TABLES
+        + """
+        const told = [{}, { models: 2 }, { loadable: 3 }, { models: 2, loadable: 3 }].map((more) => {
+          tables.update({ keys: false, tenants: [], batches: [], more, models: [], loadable: ["a"], control: false });
+          return shown(nodes.models);
+        });
+        console.log(JSON.stringify(told));
+        """,
+        tmp_path,
+    )
+    found = [re.findall(r"(\d+) more are not shown", each) for each in told]
+    assert found == [[], ["2"], ["3"], ["5"]]
 
 
 def test_lines_come_and_go_with_what_they_are_of(tmp_path: Path) -> None:

@@ -100,6 +100,18 @@ def test_a_chat_is_a_span_of_its_callers(collector: Collector) -> None:
     assert not any(b"secret" in raw or b"hello world" in raw for raw in collector.raw), "no text of prompt or answer"
 
 
+@pytest.mark.parametrize(("seed", "told"), [(2**63 - 1, 2**63 - 1), (2**63, str(2**63)), (-(2**63), -(2**63))])
+def test_seeds_that_are_no_number_to_a_collector_are_told_as_text(
+    collector: Collector, seed: int, told: int | str
+) -> None:
+    async def test(front: Front) -> None:
+        assert (await front.complete(max_tokens=1, temperature=1, seed=seed)).status == 200
+
+    traced(collector, test)
+    (span,) = collector.spans
+    assert attributes(span)["gen_ai.request.seed"] == told
+
+
 def test_every_protocol_has_its_span(collector: Collector) -> None:
     async def test(front: Front) -> None:
         talk = [{"role": "user", "content": "hi"}]

@@ -16,6 +16,7 @@ from support.key_files import bearer, write_keys
 from support.server_harness import Answer, FakeClient, Front, run, until
 
 from chairlift import BadItem, why
+from chairlift.cli import main
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
 from chairlift.core.finished import FinishReason
@@ -442,6 +443,12 @@ def test_top_draws_over_and_over_until_it_is_told_to_stop() -> None:
     assert drawn.startswith("\033[?1049h\033[H0 requests")
     assert drawn.endswith("\033[?1049l")
     assert drawn.count("0 requests") == 2
+
+
+@pytest.mark.parametrize("interval", ["0.05", "-1", "nan", "inf", "1e10"])
+def test_top_looks_as_often_as_can_be(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "http://127.0.0.1:9", "--interval", interval]) == 1
+    assert "--interval must be from 0.1 to 3600 seconds, got " in capsys.readouterr().err
 
 
 def test_a_name_is_no_command_to_a_terminal() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.server_harness import Front
+from support.server_harness import FakeClient, Front
 
+from chairlift.config.server import ServerConfig
 from chairlift.core.cost import Coefficients
 from chairlift.engine.sequences.messages import CostStats, EngineStats
 from chairlift.server.metrics.families import Histogram, histograms
+from chairlift.server.models.sequence_service import SequenceService
 
 
 def scrape(front: Front) -> dict[tuple[str, ...], float]:
@@ -53,6 +55,18 @@ def test_engine_numbers() -> None:
     assert seen["chairlift_step_requests_bucket", "2.0"] == 0
     assert seen["chairlift_step_tokens_sum",] == 40
     assert seen["chairlift_step_duration_seconds_sum",] == 0.02
+
+
+def test_versions_of_a_model_have_series_of_their_own() -> None:
+    it = front()
+    it.models.add(SequenceService(FakeClient(), it.tokenizer, "tiny", ServerConfig(), version="2"))
+
+    async def go() -> str:
+        return (await it.call("GET", "/metrics")).body.decode()
+
+    samples = [line.split()[0] for line in asyncio.run(go()).splitlines() if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+    assert {'chairlift_ready{model="tiny"}', 'chairlift_ready{model="tiny:2"}'} <= set(samples)
 
 
 def test_predictions_beside_what_steps_took() -> None:

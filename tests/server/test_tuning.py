@@ -1,6 +1,7 @@
 """Models whose settings follow their traffic: what is asked, what is turned, what is told of it and what it costs."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import Unavailable
 from chairlift.plan.what_if import Change, SequenceQuestion, WhatIfAnswer, answer
 from chairlift.plan.what_if_process import MOST_S
+from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models import tuning
+from chairlift.server.models.request_log import Viewer
 from chairlift.server.models.seen import Past
 from chairlift.server.models.tuning import Tuning
 from chairlift.server.models.twin import Question, Twin
@@ -34,7 +37,8 @@ class HereTwin(Twin):
         self.questions: list[SequenceQuestion] = []
         self.error: Exception | None = None
 
-    async def ask(self, make: Callable[[], Question]) -> tuple[Question, WhatIfAnswer]:
+    async def ask(self, make: Callable[[], Question], viewer: Viewer | None = None) -> tuple[Question, WhatIfAnswer]:
+        assert viewer is None, "it asks for nobody"
         question = make()
         assert isinstance(question, SequenceQuestion)
         self.questions.append(question)
@@ -162,6 +166,44 @@ def test_a_twin_that_fails_costs_the_most_and_changes_nothing(monkeypatch: pytes
         assert tuned.service.metrics.tuner_cpu_s == MOST_S
 
     run(go)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(409, "too little came"),
+        ApiError(429, "others ask"),
+        Unavailable("the machine had no time", 1),
+        RuntimeError("a bug"),
+    ],
+    ids=["nobody", "others", "no time", "a bug"],
+)
+def test_a_change_that_can_not_be_judged_in_time_is_taken_back(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("chairlift.server.models.tuning.time.monotonic", lambda: clock[0])
+
+    async def go() -> None:
+        tuned = Tuned(monkeypatch, window_s=120.0)
+        await tuned.look()
+        tuner = tuned.service.metrics.tuner
+        assert tuner is not None
+        tuned.twin.error = error
+        for seconds, left in ((121.0, True), (359.0, True), (361.0, False)):
+            clock[0] = 1000.0 + seconds
+            with contextlib.suppress(RuntimeError):
+                await tuned.look()
+            if isinstance(error, RuntimeError):
+                tuned.tuning._take_back_in_time(tuned.service, "the tuner failed")
+            assert tuner.on_trial is left
+        assert tuned.client.config is PATIENT
+        assert "max_wait_ms goes back to 800: for 360 s nothing could judge it: " in tuner.decisions[-1].reason
+
+    with caplog.at_level(logging.INFO):
+        run(go)
+    said = [line for line in caplog.messages if "nothing was turned" in line]
+    assert len(said) == (0 if str(error) in ("too little came", "a bug") else 3)
 
 
 @pytest.mark.parametrize(

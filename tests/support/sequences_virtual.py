@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.cost import Coefficients
+from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.core.finished import FinishReason, Shed, ShedReason
 from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.overload import LoadShedder
@@ -31,9 +31,12 @@ class Machine:
     noise: float = 0.0
     slowness: Callable[[float], float] = lambda now: 1.0
     num_blocks: int = 10_000
+    experts: ExpertReads | None = None
 
     def seconds(self, tokens: int, kv_tokens: int, pairs: int) -> float:
         step, token, kv_token, pair = self.cost
+        if self.experts is not None:
+            step *= self.experts.read(tokens)
         return step + token * tokens + kv_token * kv_tokens + pair * pairs
 
 
@@ -125,6 +128,7 @@ class VirtualRunner:
             ops="none",
             weight_bytes=0,
             kv_bytes=0,
+            experts=self._machine.experts,
         )
 
     def warm_up(self) -> None:

@@ -19,6 +19,7 @@ def question_of(config: SequenceConfig, trace: list[TraceRequest], changes: list
         config=msgspec.structs.replace(config, kv_cache_gb=1.0),
         profile=msgspec.structs.replace(exact_profile(), steps=[]),
         cost=COST,
+        loaded_slots=config.slots,
         max_waiting=1024,
         since=BEGAN,
     )

@@ -1,18 +1,20 @@
 """A model that answers in one call, and that somebody watches."""
 
 from collections import defaultdict
-from itertools import islice
+from itertools import islice, takewhile
+from operator import attrgetter
 
 from chairlift.core.decision import Reason
 from chairlift.server.live.model_look import LogReader, ModelLook, Tally, TenantLoad, look_of
-from chairlift.server.live.slot_board import Bar, SlotBoard
+from chairlift.server.live.slot_board import MOST_BARS, SHOWN_S, Bar, SlotBoard
+from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_view import WHY_WAITING
 
 # Items that are looked at for one that waits.
 _MOST_ITEMS = 64
-# A call begins in the worker a little after it was sent there.
-_SAME_S = 0.05
+# An item that is tried again may be the first of several calls.
+_call = attrgetter("id", "start")
 
 
 class ItemWatch:
@@ -21,11 +23,11 @@ class ItemWatch:
     def __init__(self, service: ItemService) -> None:
         self.service = service
         self.load: dict[str | None, TenantLoad] = {}
-        self.board = SlotBoard(len(service.dispatcher.executors))
+        self.board = SlotBoard(len(service.dispatcher.executors), _call)
         self._tally = Tally([service.metrics.queue_time])
         self._log = LogReader(service.log)
-        # When the calls began that ran at the last look, by the id of their bar.
-        self._running: dict[str, float] = {}
+        # When the last call ended that was seen.
+        self._since = 0.0
 
     def look(self, now: float) -> ModelLook:
         """The model now, with the calls that are new or have changed since the last look."""
@@ -56,8 +58,8 @@ class ItemWatch:
                 return WHY_WAITING.get(decision.reason, "they have just come")
         return "they have just come"
 
-    def _load(self) -> defaultdict[str | None, TenantLoad]:
-        """The requests that each tenant has: one runs as soon as an item of it does."""
+    def _load(self, now: float) -> dict[str | None, TenantLoad]:
+        """The requests that each tenant has, or had: one runs as soon as an item of it does."""
         service = self.service
         instances = service.dispatcher.scheduler.instances.values()
         calls = (batch for each in instances for batch in (each.batch, each.following) if batch is not None)
@@ -68,6 +70,8 @@ class ItemWatch:
                 load[request.owner].running += 1
             else:
                 load[request.owner].waiting += 1
+        for owner, each in self._log.read(now):
+            load[owner].ended.append(each)
         return load
 
     def _bars(self, now: float) -> tuple[list[Bar], list[Bar]]:
@@ -77,18 +81,18 @@ class ItemWatch:
             Bar(batch.items[0].id, 0, batch.started, background=batch.items[0].background, count=len(batch.items))
             for batch in batches
         ]
-        load = self._load()
-        # Requests that were computed together ended together.
-        calls: dict[float, Bar] = {}
-        for owner, each in self._log.read(now):
-            load[owner].ended.append(each)
-            if each.run_s is not None:
-                size = max(round(each.mean_batch or 1), 1)
-                start = each.ended - each.run_s
-                name = next((bar for bar, began in self._running.items() if abs(began - start) < _SAME_S), each.id)
-                calls.setdefault(
-                    each.ended, Bar(name, 0, start, None, each.ended, each.background, size, owner, "done")
-                )
-        self._running = {bar.id: bar.start for bar in live}
-        self.load = load
-        return live, list(calls.values())
+        self.load = self._load(now)
+        return live, [_ended(call) for call in self._calls(now)]
+
+    def _calls(self, now: float) -> list[RecentCall]:
+        """Those that ended since the last look; the first time, those of the last minute."""
+        since = max(self._since, now - SHOWN_S)
+        newest_first = takewhile(lambda call: call.ended > since, reversed(self.service.metrics.calls))
+        found = list(islice(newest_first, MOST_BARS))[::-1]
+        self._since = found[-1].ended if found else since
+        return found
+
+
+def _ended(call: RecentCall) -> Bar:
+    reason = "done" if call.failure is None else "error"
+    return Bar(call.first, 0, call.started, None, call.ended, call.background, call.items, None, reason)

@@ -25,7 +25,7 @@ class SequenceWatch:
     def look(self, now: float) -> ModelLook:
         """The model now, with the bars that are new or have changed since the last look."""
         service, stats = self.service, self.service.client.stats
-        told = look_of(service, "sequence", service.slots)
+        told = look_of(service, "sequence", service.client.config.slots)
         told.running, told.waiting = stats.running, stats.waiting
         told.background_running, told.background_waiting = stats.background_running, stats.background_waiting
         if stats.waiting:
@@ -99,6 +99,6 @@ def _limit(stats: EngineStats, service: SequenceService) -> float | None:
     running = stats.running + stats.background_running
     if costs is None or info is None or not running:
         return None
-    slots = service.slots
+    slots = service.client.config.slots
     read = slots * stats.kv_blocks_used * info.block_size / running
     return slots / (costs.step + costs.token * slots + (costs.kv_token + costs.pair) * read)

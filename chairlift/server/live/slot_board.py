@@ -1,7 +1,8 @@
 """Who had which slot when: the picture of a model's last minute, a row a slot, a bar a request."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -16,8 +17,8 @@ _INF = float("inf")
 class Bar(msgspec.Struct, array_like=True):
     """One request's time in a slot, in seconds of CLOCK_MONOTONIC; `end` and `first_token` are None until they come.
 
-    A call for items is a bar as well: `id` is that of one of its requests, `count` how many items it has. `owner` is
-    the tenant, `finish_reason` how it ended.
+    A call for items is a bar as well: `id` is that of its first item, `count` how many it has. `owner` is the tenant of
+    a request, `finish_reason` how it ended.
     """
 
     id: str
@@ -32,13 +33,17 @@ class Bar(msgspec.Struct, array_like=True):
 
 
 class SlotBoard:
-    """Gives every request a row. Which one is the board's choice: to a scheduler all slots of a model are alike."""
+    """Gives every request a row. Which one is the board's choice: to a scheduler all slots of a model are alike.
 
-    def __init__(self, num_slots: int) -> None:
+    Bars of one `key` are of the same request, or call.
+    """
+
+    def __init__(self, num_slots: int, key: Callable[[Bar], Hashable] = attrgetter("id")) -> None:
+        self._key = key
         self._until = [-_INF] * num_slots
-        self._live: dict[str, Bar] = {}
+        self._live: dict[Hashable, Bar] = {}
         self._ended: deque[Bar] = deque()
-        self._ended_ids: set[str] = set()
+        self._ended_keys: set[Hashable] = set()
 
     @property
     def bars(self) -> list[Bar]:
@@ -51,19 +56,20 @@ class SlotBoard:
         Slots of what comes in are not read. Who ran before and is not there any more, or started anew, has given the
         slot up.
         """
-        running, over = {bar.id: bar for bar in live}, {bar.id: bar for bar in ended}
+        key = self._key
+        running, over = {key(bar): bar for bar in live}, {key(bar): bar for bar in ended}
         changed = []
         for bar in list(self._live.values()):
-            again = running.get(bar.id)
+            again = running.get(key(bar))
             if again is not None and again.start == bar.start:
                 if again.first_token == bar.first_token:
                     continue
                 bar.first_token = again.first_token
             else:
-                self._end(bar, over.get(bar.id), now)
+                self._end(bar, over.get(key(bar)), now)
             changed.append(bar)
-        new = [bar for bar in over.values() if bar.id not in self._ended_ids]
-        new += [bar for bar in running.values() if bar.id not in self._live]
+        new = [bar for bar in over.values() if key(bar) not in self._ended_keys]
+        new += [bar for bar in running.values() if key(bar) not in self._live]
         for bar in sorted(new, key=lambda each: each.start):
             self._place(bar)
         self._forget(now)
@@ -73,7 +79,7 @@ class SlotBoard:
         bar.end = now
         if known is not None:
             bar.first_token, bar.end, bar.finish_reason = known.first_token, known.end, known.finish_reason
-        del self._live[bar.id]
+        del self._live[self._key(bar)]
         self._until[bar.slot] = bar.end or now
         self._keep(bar)
 
@@ -88,14 +94,14 @@ class SlotBoard:
                 self._until.append(-_INF)
         self._until[bar.slot] = _INF if bar.end is None else bar.end
         if bar.end is None:
-            self._live[bar.id] = bar
+            self._live[self._key(bar)] = bar
         else:
             self._keep(bar)
 
     def _keep(self, bar: Bar) -> None:
         self._ended.append(bar)
-        self._ended_ids.add(bar.id)
+        self._ended_keys.add(self._key(bar))
 
     def _forget(self, now: float) -> None:
         while self._ended and ((self._ended[0].end or 0.0) < now - SHOWN_S or len(self._ended) > MOST_BARS):
-            self._ended_ids.discard(self._ended.popleft().id)
+            self._ended_keys.discard(self._key(self._ended.popleft()))

@@ -1,7 +1,7 @@
 """The whole server at one moment, as the live page is told it."""
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 
 import msgspec
 
@@ -80,8 +80,8 @@ class Observer:
         self._watches: dict[ModelService, ModelWatch] = {}
         # Whether the last look left out some bars.
         self.was_cut = False
-        # Requests and tokens of those that ended, by tenant, for each second of the last minute.
-        self._ended: deque[tuple[int, Counter[str | None], Counter[str | None]]] = deque()
+        # Requests and tokens of those that ended, by tenant, for each second of the last minute in which any did.
+        self._ended: dict[int, tuple[Counter[str | None], Counter[str | None]]] = {}
 
     def look(self) -> Snapshot:
         """The present moment, with the bars that are new or have changed since the last one."""
@@ -98,8 +98,10 @@ class Observer:
             look.bars = look.bars[-_MOST_CHANGES:]
         tenants = self._tenants(now) if self._keys.needed else []
         batches = self._batches.under_way()
+        loadable = [name for name, service in self._models.index() if service is None]
         more = {
             "models": len(services) - len(looks),
+            "loadable": max(len(loadable) - _MOST_MODELS, 0),
             "tenants": max(len(tenants) - _MOST_TENANTS, 0),
             "batches": max(len(batches) - _MOST_BATCHES, 0),
         }
@@ -108,7 +110,7 @@ class Observer:
             time=time.time(),
             full=False,
             models=looks,
-            loadable=[name for name, service in self._models.index() if service is None][:_MOST_MODELS],
+            loadable=loadable[:_MOST_MODELS],
             control=self._control and self._models.changeable,
             keys=self._keys.needed,
             tenants=tenants[:_MOST_TENANTS],
@@ -129,18 +131,16 @@ class Observer:
         found: defaultdict[str | None, TenantLook] = defaultdict(lambda: TenantLook(None))
         for tenant in self._keys.all():
             found[tenant.name] = TenantLook(tenant.name, left=tenant.left())
-        if not self._ended or self._ended[-1][0] != int(now):
-            self._ended.append((int(now), Counter(), Counter()))
-        _, ends, read = self._ended[-1]
         for watch in self._watches.values():
             for name, load in watch.load.items():
                 found[name].running += load.running
                 found[name].waiting += load.waiting
-                ends[name] += len(load.ended)
-                read[name] += sum((each.prompt_tokens or 0) + (each.tokens or 0) for each in load.ended)
-        while self._ended[0][0] < now - SHOWN_S:
-            self._ended.popleft()
-        for _, ends, read in self._ended:
+                for each in load.ended:
+                    ends, read = self._ended.setdefault(int(each.ended), (Counter(), Counter()))
+                    ends[name] += 1
+                    read[name] += (each.prompt_tokens or 0) + (each.tokens or 0)
+        self._ended = {second: each for second, each in self._ended.items() if second >= now - SHOWN_S}
+        for ends, read in self._ended.values():
             for name, count in ends.items():
                 found[name].ended += count
                 found[name].tokens += read[name]

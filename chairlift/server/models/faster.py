@@ -11,7 +11,7 @@ from chairlift.core.sequences.policy import POLICIES
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.what_if import Change, WhatIfAnswer
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.request_log import EndedRequest
+from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.request_view import FasterView, WhatIfView
 from chairlift.server.models.seen import around, past_of
 from chairlift.server.models.sequence_service import SequenceService
@@ -36,14 +36,16 @@ class _Alternative(NamedTuple):
     value: Any = None
 
 
-async def what_if(twin: Twin, service: SequenceService | ItemService, ended: EndedRequest) -> WhatIfView:
-    """What would have made a request faster that was answered. Raises as `around` and `Twin.ask`."""
+async def what_if(
+    twin: Twin, viewer: Viewer, service: SequenceService | ItemService, ended: EndedRequest
+) -> WhatIfView:
+    """What would have made a viewer's request faster that was answered. Raises as `around` and `Twin.ask`."""
     if isinstance(service, SequenceService):
         tried = list(_of_sequence(service.client.config, ended))
     else:
         tried = list(_of_items(service.dispatcher.limits))
     past, changes = past_of(service), [each.change for each in tried]
-    _, answer = await twin.ask(lambda: around(past, ended, changes))
+    _, answer = await twin.ask(lambda: around(past, ended, changes), viewer)
     return _view(answer, tried, ended.total_s or 0.0)
 
 

@@ -44,6 +44,8 @@ _ERRORS = frozenset({"shed", "late", "error", "invalid"})
 # What the conventions call what we call otherwise. They have no name for the other tasks, which keep ours.
 _OPERATIONS = {"embed": "embeddings"}
 _TEXT_TASKS = frozenset({"embed", "classify", "rerank"})
+# OTLP has whole numbers with a sign, of 64 bits: what is more goes as text.
+_LARGEST = 2**63 - 1
 
 Attributes = dict[str, AttributeValue]
 
@@ -180,7 +182,7 @@ class _SequencesSpan:
         if params.top_k > 0:
             about["gen_ai.request.top_k"] = float(params.top_k)
         if params.seed is not None:
-            about["gen_ai.request.seed"] = params.seed
+            about["gen_ai.request.seed"] = params.seed if params.seed <= _LARGEST else str(params.seed)
         if params.n > 1:
             about["gen_ai.request.choice.count"] = params.n
         if last.cached_tokens is not None:

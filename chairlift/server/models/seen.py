@@ -225,7 +225,8 @@ def _question(
         "target": target,
     }
     if isinstance(past.of, ItemQuestion):
-        return msgspec.structs.replace(past.of, calls=_calls(past.steps, window.kept), **asked)
+        calls, front_s = _calls(past.steps, window.kept), _front_seconds(past.steps, window.kept)
+        return msgspec.structs.replace(past.of, calls=calls, front_s=front_s, **asked)
     steps = [
         SeenStep(step.ended, step.seconds, step.requests, step.tokens, step.running, step.kv_blocks_used)
         for step in _last(past.steps, window.kept)
@@ -257,6 +258,22 @@ def _calls(calls: Sequence[Any], kept: Sequence[_Kept]) -> list[CallSample]:
     return sorted(found, key=attrgetter("began"))
 
 
+def _front_seconds(calls: Sequence[Any], kept: Sequence[_Kept]) -> float:
+    """For how long a request held the front's thread while these were there; 0 if that is not known.
+
+    Nor is it where texts were written meanwhile, which takes as much of it.
+    """
+    first = kept[0].seen.arrival if kept else 0.0
+    moments = [call.front for call in calls if call.front is not None and call.started >= first]
+    if not moments:
+        return 0.0
+    begin, end = moments[0], moments[-1]
+    requests = end.requests - begin.requests
+    if requests < LEAST_ANSWERED or end.steps > begin.steps:
+        return 0.0
+    return float((end.held_s - begin.held_s) / requests)
+
+
 def _of_sequences(service: SequenceService) -> SequenceQuestion:
     """What a question about a language model says of it, before there is any traffic."""
     config, info = service.client.config, service.client.info
@@ -271,16 +288,19 @@ def _of_sequences(service: SequenceService) -> SequenceQuestion:
         cost=Coefficients(0.0, 0.0, 0.0, 0.0),
         steps=[],
         num_snapshots=info.num_snapshots,
+        experts=info.experts,
     )
+    stats = service.client.stats
     return SequenceQuestion(
         requests=[],
         changes=[],
         since=0.0,
         config=config,
         profile=profile,
+        loaded_slots=service.client.configured.slots,
         max_waiting=service.config.max_waiting,
         steps=[],
-        cost=service.client.stats.coefficients,
+        cost=stats.coefficients if info.experts is None else stats.all_weights,
     )
 
 

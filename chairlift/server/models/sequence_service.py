@@ -24,7 +24,7 @@ from chairlift.engine.sequences.client import AtOnce, Stream, Updates
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import PromptTooLong
 from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog
@@ -95,7 +95,7 @@ class SequenceService:
         self.log: RequestLog[Sample] = RequestLog()
         self.recorders: list[TraceNotes] = []
         self.spans: RequestSpans | None = None
-        self.metrics = SequenceMetrics(model, client)
+        self.metrics = SequenceMetrics(model if version == "1" else f"{model}:{version}", client)
         client.on_step = self.metrics.on_step
 
     def check(self, n: int | None, stop: str | list[str] | None = None, best_of: int | None = None) -> None:
@@ -172,8 +172,7 @@ class SequenceService:
             suspects = [text for text in texts if 4 * len(text) >= limit]
             least = max(map(self.tokenizer.lengths.least_tokens, suspects), default=0)
             if least >= limit:
-                message = f"This model's maximum context length is {limit} tokens. However, your prompt has at least"
-                raise ApiError(400, f"{message} {least}. Shorten it.", "prompt", "context_length_exceeded")
+                raise PromptTooLong(least, limit)
 
     async def bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """The `bad_words` as tokens, for `SequenceOptions`; those that this model can't generate are left out."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 
 import msgspec
@@ -12,6 +11,7 @@ from chairlift.errors import ConfigError, Unavailable
 from chairlift.plan.tuner import Tuner, TuningDecision
 from chairlift.plan.what_if import Change, SequenceQuestion
 from chairlift.plan.what_if_process import MOST_S
+from chairlift.runners.host_cpus import usable_cpus
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.registry import Models
 from chairlift.server.models.seen import WINDOW_S, lately, past_of
@@ -20,18 +20,22 @@ from chairlift.server.models.twin import Question, Twin
 
 log = logging.getLogger(__name__)
 
+# Windows after a change within which it must be judged; the traffic of the first is what it is judged by.
+_WINDOWS = 3
+
 
 class Tuning:
     """Turns the models of a server that are to be tuned, one after the other. All calls belong to one event loop.
 
     Of the processors' time it takes `tune_cpu_share` on average: after each question it rests for as long as that
-    takes. What a change is judged by is the traffic of `window_s` after it.
+    takes. What a change is judged by is the traffic of `window_s` after it; what can't be judged within three times
+    that is taken back.
     """
 
     def __init__(self, models: Models, twin: Twin, config: ServerConfig, window_s: float = WINDOW_S) -> None:
         self._models, self._twin, self._window_s = models, twin, window_s
         self._every = config.tune_every_s
-        self._share = config.tune_cpu_share * len(os.sched_getaffinity(0))
+        self._share = config.tune_cpu_share * usable_cpus()
         # For each model that is on trial, from when on it can be judged.
         self._judged_from: dict[SequenceService, float] = {}
 
@@ -44,6 +48,7 @@ class Tuning:
                     cpu_s = await self.look_at(service)
                 except Exception:
                     log.exception("%s: the tuner failed; its settings stay as they are", service.name)
+                    self._take_back_in_time(service, "the tuner failed")
                     cpu_s = MOST_S
                 await asyncio.sleep(cpu_s / self._share)
 
@@ -63,10 +68,15 @@ class Tuning:
         try:
             past, changes = past_of(service), [Change(config=each) for each in tuner.alternatives()]
             _, answer = await self._twin.ask(lambda: _with_memory(lately(past, changes)))
-        except ApiError:
-            return 0.0  # too little came to say anything, or others ask
+        except ApiError as error:
+            # Too little came to say anything, which is no news, or others ask.
+            level = logging.DEBUG if error.status == 409 else logging.INFO
+            log.log(level, "%s: nothing was turned: %s", service.name, error)
+            self._take_back_in_time(service, str(error))
+            return 0.0
         except (Unavailable, ConfigError) as error:
             log.info("%s: nothing was turned: %s", service.name, error)
+            self._take_back_in_time(service, str(error))
             metrics.tuner_cpu_s += MOST_S
             return MOST_S
         metrics.tuner_cpu_s += answer.cpu_s
@@ -74,6 +84,16 @@ class Tuning:
         if tuner.config is asked_of:
             self._carry_out(service, tuner, tuner.hear(answer))
         return answer.cpu_s
+
+    def _take_back_in_time(self, service: SequenceService, problem: str) -> None:
+        """Of a change that can't be judged now, see that it is not left on trial for ever."""
+        tuner = service.metrics.tuner
+        if tuner is None or not tuner.on_trial:
+            return
+        late_s = (_WINDOWS - 1) * self._window_s
+        if time.monotonic() >= self._judged_from.get(service, 0.0) + late_s:
+            reason = f"for {_WINDOWS * self._window_s:g} s nothing could judge it: {problem}"
+            self._carry_out(service, tuner, tuner.give_up(reason))
 
     def _carry_out(self, service: SequenceService, tuner: Tuner, decision: TuningDecision) -> None:
         log.log(logging.DEBUG if decision.setting is None else logging.INFO, "%s: %s", service.name, decision.reason)

@@ -12,13 +12,15 @@ from chairlift.engine.supervisor import worker_environment
 from chairlift.errors import Unavailable, clip
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.models.request_log import Viewer
 
 log = logging.getLogger(__name__)
 
 Question = SequenceQuestion | ItemQuestion
 
 _MODULE = "chairlift.plan.what_if_process"
-# Questions that may wait for the one that is being answered, this included; and seconds that an answer may take.
+# Questions that may wait for the one that is being answered, this included, of which those about single requests leave
+# one to forecasts and the tuner; and seconds that an answer may take.
 MOST_ASKED = 4
 _PATIENCE_S = 55.0
 _RETRY_S = 5
@@ -31,17 +33,23 @@ class Twin:
         self._module = module
         self._turn = asyncio.Lock()
         self._asked = 0
+        # Whose requests are asked about.
+        self._asking: set[str | None] = set()
 
-    async def ask(self, make: Callable[[], Question]) -> tuple[Question, WhatIfAnswer]:
+    async def ask(self, make: Callable[[], Question], viewer: Viewer | None = None) -> tuple[Question, WhatIfAnswer]:
         """Answer a question, which is made in a thread once it is its turn, or be cancelled at any moment.
 
+        A question about a request is that of a `viewer`, of whom one at a time is taken.
         Raises what `make` does, ApiError (429) where too many ask, and Unavailable where the machine has no time.
         """
-        if self._asked >= MOST_ASKED:
-            message = f"{MOST_ASKED} simulations are asked for already, which is the limit; try again"
-            retry = {"Retry-After": str(_RETRY_S)}
-            raise ApiError(429, message, code="too_many_simulations", kind="rate_limit_exceeded", headers=retry)
+        if viewer is not None and viewer.name in self._asking:
+            raise _too_many("a request of yours is being simulated already; ask again when that is answered")
+        most = MOST_ASKED if viewer is None else MOST_ASKED - 1
+        if self._asked >= most:
+            raise _too_many(f"{most} simulations are asked for already, which is the limit; try again")
         self._asked += 1
+        if viewer is not None:
+            self._asking.add(viewer.name)
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
                 question, encoded = await asyncio.to_thread(_made, make)
@@ -51,6 +59,8 @@ class Twin:
             raise Unavailable(f"{message}; try again when there is less to do", _RETRY_S) from None
         finally:
             self._asked -= 1
+            if viewer is not None:
+                self._asking.discard(viewer.name)
 
     async def _answer(self, question: bytes) -> WhatIfAnswer:
         pipe = asyncio.subprocess.PIPE
@@ -73,6 +83,11 @@ class Twin:
             raise Unavailable("simulating this traffic takes more processor time than it may", _RETRY_S)
         log.warning("a simulation failed with status %s: %s", process.returncode, clip(said.decode(errors="replace")))
         raise Unavailable("the simulation failed, which the server's log says more of", _RETRY_S)
+
+
+def _too_many(message: str) -> ApiError:
+    retry = {"Retry-After": str(_RETRY_S)}
+    return ApiError(429, message, code="too_many_simulations", kind="rate_limit_exceeded", headers=retry)
 
 
 def _made(make: Callable[[], Question]) -> tuple[Question, bytes]:

@@ -23,7 +23,8 @@ class ModelRows {
     this.last = { models, loadable, control, more };
     const lines = rows.map(([name, version, task, state, failure]) => [name, version, task ?? "",
       this.busy.get(name) ?? (failure ? `${state}: ${failure}` : state), control ? this.buttons(name, state) : ""]);
-    const left = more.models ? `${more.models} more are not shown.` : "";
+    const count = (more.models ?? 0) + (more.loadable ?? 0);
+    const left = count ? `${count} more are not shown.` : "";
     this.node.replaceChildren(lines.length ? table(left, ["name", "version", "does", "state", ""], lines)
       : make("p", { className: "quiet", textContent: "No model is served." }));
     if (!control) {
