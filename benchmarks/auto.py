@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 from engines import SERVED_NAME, vllm_environment
 from fidelity import add_trace_options
+from peer_versions import package_versions
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Target
@@ -46,6 +47,8 @@ COLUMNS = (
     Column("failed", "refused"),
 )
 WARM_UP = 8
+# Percent inside the target, below which a server's queue grew: then a ratio says how long that went on, no more.
+HELD = 90.0
 
 
 class Phase(NamedTuple):
@@ -58,7 +61,8 @@ class Phase(NamedTuple):
 
 def main() -> None:
     args = _parser().parse_args()
-    recording = Recording(start("auto", vars(args), args.model), args.out)
+    peers = package_versions({"vLLM": (args.vllm, "vllm")})
+    recording = Recording(start("auto", vars(args), args.model, peers=peers), args.out)
     servers = {name: each for name, each in commands(args).items() if not args.only or name in args.only}
     for number in range(1, args.rounds + 1):
         for name in servers if number % 2 else reversed(servers):
@@ -150,9 +154,12 @@ def markdown(results: Results) -> str:
 def _ratios(results: Results) -> list[str]:
     """A line for each phase: the tuner's goodput over that of others, medians of rounds."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    theirs: dict[tuple[str, str], list[float]] = {}
     for run in results["runs"]:
         phase = found.setdefault((run["traffic"], run["phase"]), {})
         phase.setdefault(run["server"], []).append(run["goodput"])
+        if run["server"] == "vLLM":
+            theirs.setdefault((run["traffic"], run["phase"]), []).append(run["inside_percent"])
     lines = []
     for (kind, phase), servers in found.items():
         medians = {name: statistics.median(values) for name, values in servers.items()}
@@ -162,9 +169,12 @@ def _ratios(results: Results) -> list[str]:
             continue
         best = max(fixed, key=lambda name: fixed[name])
         others = {f"the best fixed setting ({best})": fixed[best]}
-        others |= {name: medians[name] for name in ("defaults", "vLLM") if name in medians}
+        others |= {"defaults": medians["defaults"]} if "defaults" in medians else {}
+        kept = statistics.median(theirs.get((kind, phase), [0.0]))
+        others |= {"vLLM": medians["vLLM"]} if kept >= HELD else {}
         shown = ", ".join(f"{tuned / value:.2f} of {name}" for name, value in others.items() if value)
-        lines.append(f"- {kind}, {phase}: `auto` {shown}")
+        not_held = "; vLLM did not hold this rate" if "vLLM" in medians and kept < HELD else ""
+        lines.append(f"- {kind}, {phase}: `auto` {shown}{not_held}")
     return ["\n".join(lines)] if lines else []
 
 

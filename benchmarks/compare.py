@@ -16,7 +16,7 @@ from typing import Any
 
 import workloads
 from comparison import markdown as markdown
-from engines import Engine, add_options, chosen
+from engines import Engine, add_options, chosen, versions
 from server_process import end
 from tqdm import tqdm
 
@@ -31,7 +31,7 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> Results:
     """Run all rounds, saving as they go."""
     engines = chosen(args)
-    recording = Recording(start("compare", vars(args), args.model), args.out)
+    recording = Recording(start("compare", vars(args), args.model, peers=versions(args)), args.out)
     with tqdm(total=args.rounds * len(engines), unit="engine", dynamic_ncols=True) as bar:
         for number in range(1, args.rounds + 1):
             for engine in engines if number % 2 else reversed(engines):

@@ -1,10 +1,10 @@
 """Servers side by side: python benchmarks/compare_serving.py MODEL_DIR --out benchmarks/results/NAME.json ENGINES
 
-Starts each server in turn, alone on the machine, takes the seconds until it is ready, and lets the open-loop client
-(benchmarks/serving.py) search for the highest rate with 95% of the requests inside the target; then ends it. `--fixed`
-measures the given rates instead. A model with random weights makes tokens that are parts of characters, whose text and
-so whose first event comes late or never: give every request one token that is a word, as in `--extra '{"logit_bias":
-{"1000": 100}}'`.
+Starts each server in turn, every second round backwards, alone on the machine, takes the seconds until it is ready, and
+lets the open-loop client (benchmarks/serving.py) search for the highest rate with 95% of the requests inside the
+target; then ends it. `--fixed` measures the given rates instead. A model with random weights makes tokens that are
+parts of characters, whose text and so whose first event comes late or never: give every request one token that is a
+word, as in `--extra '{"logit_bias": {"1000": 100}}'`.
 
 `--sweep` searches, coarsely, with every variant of each engine's settings (benchmarks/engines.py); a later run with
 `--settings-of` that file takes for each engine the variant that held the highest rate.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import serving
-from engines import SERVED_NAME, Engine, add_options, chosen
+from engines import SERVED_NAME, Engine, add_options, chosen, versions
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Target
@@ -26,6 +26,7 @@ from chairlift.bench.raw_results import Column, Recording, Results, caption, fai
 
 NAMES = (Column("name", "server"), Column("precision", ""), Column("variant", "settings"))
 READY = Column("ready_s", "ready, s", "{:.1f}")
+REQUESTS = Column("requests", "requests at it")
 SHOWN = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "output_tok_s", "goodput", "inside_percent")
 # Between the rates of a sweep, which is to tell settings apart, and those of a search.
 SWEEP_PRECISION, PRECISION = 1.25, 1.05
@@ -39,10 +40,11 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Results:
     """Serve and measure with every engine that has a server, saving as they end."""
-    recording = Recording(start("compare_serving", vars(args), args.model), args.out)
+    recording = Recording(start("compare_serving", vars(args), args.model, peers=versions(args)), args.out)
     swept = json.loads(args.settings_of.read_text()) if args.settings_of else None
+    engines = chosen(args)
     for number in range(1, args.rounds + 1):
-        for engine in chosen(args):
+        for engine in engines if number % 2 else reversed(engines):
             if not engine.server:
                 continue
             for variant in [(), *engine.variants] if args.sweep else [best_variant(engine, swept)]:
@@ -91,9 +93,9 @@ def trial(
 def markdown(results: Results) -> str:
     """A row for the best rate of each server, or for each rate where none was searched for."""
     settings = results["settings"]
-    runs = [run | row for run in results["runs"] for row in run["rows"] if run["best_rate"] in (None, row["rate"])]
+    runs = [run | row for run in results["runs"] for row in _shown(run, settings["fixed"])]
     about = (
-        f"{settings['seconds']:g} s a rate; inside: TTFT below {settings['slo_ttft_ms']:g} ms and TPOT below "
+        f"{_seconds_in_words(results)} a rate; inside: TTFT below {settings['slo_ttft_ms']:g} ms and TPOT below "
         f"{settings['slo_tpot_ms']:g} ms"
     )
     shown = [column for column in COLUMNS if column.key.partition(".")[0] in SHOWN]
@@ -101,8 +103,44 @@ def markdown(results: Results) -> str:
         text = table(runs, [*NAMES, RATE], [READY, *shown])
     else:
         about += f"; the highest rate with {settings['share']:g}% inside; one that can't reach it any more is given up"
-        text = table(runs, NAMES, [READY, RATE, *shown])
-    return "\n\n".join([f"{caption(results)}; {about}:", text, *failures(results)])
+        text = table(runs, NAMES, [READY, RATE, REQUESTS, *shown])
+    notes = [*_none_held(results), *_build(results), *failures(results)]
+    return "\n\n".join([f"{caption(results)}; {about}:", text, *notes])
+
+
+def _build(results: Results) -> list[str]:
+    """How llama.cpp was built, which decides what it multiplies by."""
+    if all(run["name"] != "llama.cpp" for run in results["runs"]):
+        return []
+    said = results["settings"].get("llama_build")
+    return [f"llama.cpp: {f'built {said}' if said else 'how it was built was not saved'}."]
+
+
+def _shown(run: dict[str, Any], fixed: bool) -> list[dict[str, Any]]:
+    """The figures of all rates, or of the highest that held, which are none where none held."""
+    if fixed:
+        return list(run["rows"])
+    return [row for row in run["rows"] if row["rate"] == run["best_rate"]] or [{}]
+
+
+def _none_held(results: Results) -> list[str]:
+    """A sentence for each search that found no rate."""
+    if results["settings"]["fixed"]:
+        return []
+    return [
+        f"{run['name']}, {run['precision']}, {run['variant']}: none held in round {run['round']}."
+        for run in results["runs"]
+        if run["best_rate"] is None
+    ]
+
+
+def _seconds_in_words(results: Results) -> str:
+    """How long requests were sent at each rate: results from before slow rates took longer don't say it of each."""
+    seconds = {
+        row.get("sent_seconds", results["settings"]["seconds"]) for run in results["runs"] for row in run["rows"]
+    }
+    low, high = f"{min(seconds):.0f}", f"{max(seconds):.0f}"
+    return f"{low} s" if low == high else f"{low} to {high} s"
 
 
 def _parser() -> argparse.ArgumentParser:

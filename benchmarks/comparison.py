@@ -1,13 +1,14 @@
-"""Results of a comparison: medians, ratios, the table and the picture."""
+"""Results of a comparison: medians, ratios to the best peer, the table and the picture."""
 
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import workloads
-from engines import BEFORE, OURS
+from engines import BEFORE, BF16, INT4, INT8, OURS, SETTINGS
 
 from chairlift.bench.raw_results import Results, caption, failures, layout, num_rounds, spread
 
@@ -24,10 +25,20 @@ LIMIT = (
     "the limit is what this machine's memory and warm products allowed these kernels right after the run "
     "(`benchmarks/roofline.py`); other kernels may have another"
 )
-BEYOND = (
+BEYOND = "A share above 100%: the limit was measured after the run, in a slower moment of the machine"
+# The same for results from before the roofline read as much as the weights are.
+BEYOND_A_GIB = (
     "A share above 100% is beyond what memory was taken to give, by reading 1 GiB: of a model's weights a large cache "
     "holds a part from one step to the next. The roofline has read as much as the weights are since then"
 )
+READ_A_GIB_UNTIL = "2026-11-22 23:25"
+# The peers that a precision is held against: those of the same one, and of more exact ones.
+AS_EXACT = {BF16: (BF16,), INT8: (INT8, BF16), INT4: (INT4, INT8, BF16)}
+BEST_PEER = "The best peer, named behind the ratio, is the fastest of all in the row's precision or a more exact one"
+# When results were begun whose llama.cpp was built without AMX on a machine that has it, since with it its server
+# ended in a segmentation fault there. Later ones have it in `--llama-build`.
+WITHOUT_AMX = ("2026-11-23 12:53", "2026-11-23 13:01", "2026-11-23 15:32", "2026-11-23 16:08", "2026-11-26 03:28")
+SHORT = {"OpenVINO GenAI": "OpenVINO"}
 # Precision, engine, then workload, `share of` it where it was taken, and `load_s`: a value for each round.
 Rates = dict[str, dict[str, list[float]]]
 
@@ -44,15 +55,36 @@ def by_precision(results: Results) -> dict[str, Rates]:
     return found
 
 
-def ratios(engines: Rates) -> dict[str, float]:
-    """Chairlift's median over the best peer's, for each workload that both have; its own past is no peer."""
-    peers = [columns for name, columns in engines.items() if name not in (OURS, BEFORE)]
-    ours = engines.get(OURS, {})
+class Ratio(NamedTuple):
+    """Chairlift's median over that of the best peer, and who that is."""
+
+    value: float
+    peer: str
+    precision: str
+
+    @property
+    def named(self) -> str:
+        """The peer, as a cell has it."""
+        return f"({SHORT.get(self.peer, self.peer)} {self.precision})"
+
+
+def ratios(tables: dict[str, Rates], precision: str) -> dict[str, Ratio]:
+    """Chairlift's ratio in a precision for each workload that it and a peer have; its own past is no peer."""
+    peers = [
+        (name, each, columns)
+        for each in AS_EXACT[precision]
+        for name, columns in tables.get(each, {}).items()
+        if name not in (OURS, BEFORE)
+    ]
+    ours = tables.get(precision, {}).get(OURS, {})
     found = {}
     for workload in workloads.NAMES:
-        best = max((statistics.median(columns[workload]) for columns in peers if workload in columns), default=0.0)
-        if best and workload in ours:
-            found[workload] = statistics.median(ours[workload]) / best
+        rates = [
+            (statistics.median(columns[workload]), name, each) for name, each, columns in peers if workload in columns
+        ]
+        if rates and workload in ours:
+            best, name, each = max(rates, key=lambda rate: rate[0])
+            found[workload] = Ratio(statistics.median(ours[workload]) / best, name, each)
     return found
 
 
@@ -73,54 +105,108 @@ def progress(results: Results, precision: str) -> dict[str, list[float]]:
 def markdown(results: Results) -> str:
     """The table of one model, with what was measured and what failed around it."""
     measured = [name for name in workloads.NAMES if any(run["workload"] == name for run in results["runs"])]
-    rounds = num_rounds(results["runs"])
     cells = [["", "engine", *measured, "load, s"]]
-    names: set[str] = set()
-    for precision, engines in by_precision(results).items():
-        names |= engines.keys()
-        for name, columns in engines.items():
-            rates = [spread(columns.get(workload, []), "{:.0f}", rounds) for workload in measured]
-            cells.append([precision, f"{name} *" if name in DIFFERENCES else name, *rates,
-                          spread(columns["load_s"], "{:.1f}")])  # fmt: skip
-        ours = engines.get(OURS, {})
-        if any(f"share of {name}" in ours for name in measured):
-            shares = [spread(ours.get(f"share of {name}", []), "{:.0f}%", rounds) for name in measured]
-            cells.append([precision, f"{OURS} / limit with these kernels", *shares, ""])
-        if gains := progress(results, precision):
-            cells.append([precision, f"{OURS} / before", *(spread(gains.get(n, []), "{:.2f}") for n in measured), ""])
-        if best := ratios(engines):
-            cells.append([precision, f"**{OURS} / best peer**", *(_ratio(best.get(name)) for name in measured), ""])
-    notes = [f"\\* {name}: {about}." for name, about in DIFFERENCES.items() if name in names]
+    tables = by_precision(results)
+    for precision in tables:
+        cells += _rows_of(results, tables, precision, measured)
+    notes = [f"\\* {note}" for note in _differences(results)]
+    notes.append(_settings(results))
+    if any("best peer" in row[1] for row in cells):
+        notes.append(BEST_PEER + ".")
     if any("limit with" in row[1] for row in cells):
         notes.append(LIMIT[0].upper() + LIMIT[1:] + ".")
     if any(run.get("share_percent", 0) > 100 for run in results["runs"]):
-        notes.append(BEYOND + ".")
+        notes.append((BEYOND_A_GIB if results["started"] < READ_A_GIB_UNTIL else BEYOND) + ".")
     lines = [f"Output tokens a second. {caption(results)}:", "", layout(cells)]
     for note in (*notes, *failures(results)):
         lines += ["", note]
     return "\n".join(lines)
 
 
+def _rows_of(results: Results, tables: dict[str, Rates], precision: str, measured: list[str]) -> list[list[str]]:
+    """The rows of a precision: its engines, then how Chairlift stands to the limit, its past and the best peer."""
+    engines, rounds = tables[precision], num_rounds(results["runs"])
+    cells = []
+    for name, columns in engines.items():
+        rates = [spread(columns.get(workload, []), "{:.0f}", rounds) for workload in measured]
+        load = spread(columns["load_s"], "{:.1f}")
+        cells.append([precision, f"{name} *" if name in DIFFERENCES else name, *rates, load])
+    ours = engines.get(OURS, {})
+    if any(f"share of {name}" in ours for name in measured):
+        shares = [spread(ours.get(f"share of {name}", []), "{:.0f}%", rounds) for name in measured]
+        cells.append([precision, f"{OURS} / limit with these kernels", *shares, ""])
+    if gains := progress(results, precision):
+        cells.append([precision, f"{OURS} / before", *(spread(gains.get(n, []), "{:.2f}") for n in measured), ""])
+    if best := ratios(tables, precision):
+        found = [best.get(name) for name in measured]
+        named = [f"**{ratio.value:.2f}** {ratio.named}" if ratio else "-" for ratio in found]
+        cells.append([precision, f"**{OURS} / best peer**", *named, ""])
+    return cells
+
+
+def _differences(results: Results) -> list[str]:
+    """A sentence for each engine that was measured otherwise than the rest."""
+    names = {run["name"] for run in results["runs"]}
+    return [
+        f"{name}: {about}{_build(results) if name == 'llama.cpp' else ''}."
+        for name, about in DIFFERENCES.items()
+        if name in names
+    ]
+
+
+def _build(results: Results) -> str:
+    """How llama.cpp was built, where that matters or is known."""
+    if said := results["settings"].get("llama_build"):
+        return f"; built {said}"
+    if not any("amx" in run.get("ops", "") for run in results["runs"]):
+        return ""
+    if results["started"] in WITHOUT_AMX:
+        return "; built without AMX, with which its server ended in a segmentation fault here"
+    return "; whether it was built with AMX was not saved"
+
+
+def _settings(results: Results) -> str:
+    """What was set of each engine."""
+    names = dict.fromkeys(run["name"] for run in results["runs"])
+    return "Settings: " + "; ".join(f"{name} {SETTINGS[name]}" for name in names if name in SETTINGS) + "."
+
+
 def draw(every: Sequence[Results], path: Path) -> None:
-    """Draw a row of panels for each model, one panel a precision, one group of bars a workload."""
+    """Draw a row of panels for each model, one panel a precision, one group of bars a workload.
+
+    Below them is what the tables say: the ratios, when and how it was measured, and what was measured otherwise.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tables = [(f"{results['machine']}\n{results['model']}", by_precision(results)) for results in every]
+    tables = [(results, by_precision(results)) for results in every]
     columns = max(1, *(len(table) for _, table in tables))
-    figure, panels = pyplot.subplots(len(tables), columns, squeeze=False, figsize=(5.5 * columns, 3.4 * len(tables)))
-    for row, (model, table) in zip(panels, tables, strict=True):
+    notes = [textwrap.fill(each, 95 * columns) for results in every for each in _notes(results)]
+    room = 0.16 * sum(note.count("\n") + 1 for note in notes) + 0.1
+    height = 3.8 * len(tables) + room
+    figure, panels = pyplot.subplots(len(tables), columns, squeeze=False, figsize=(5.5 * columns, height))
+    for row, (results, table) in zip(panels, tables, strict=True):
         for axes in row[len(table) :]:
             axes.set_visible(False)
         for axes, (precision, engines) in zip(row, table.items(), strict=False):
             _bars(axes, engines)
-            axes.set_title(f"{model}, {precision}", loc="left", fontsize=10)
+            axes.set_title(f"{results['machine']}\n{results['model']}, {precision}", loc="left", fontsize=10)
+            best = ratios(table, precision)
+            said = [f"{name}: {OURS} / best peer {each.value:.2f} {each.named}" for name, each in best.items()]
+            axes.set_xlabel("\n".join(said), fontsize=7)
         row[0].set_ylabel("output tokens a second")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, room / height, 1, 1))
+    figure.text(0.01, 0.05 / height, "\n".join(notes), fontsize=7, va="bottom")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _notes(results: Results) -> list[str]:
+    """What stands below the bars of a model."""
+    bars = "Bars are medians, lines reach from the lowest round to the highest"
+    return [f"{caption(results)}. {bars}. {_settings(results)}", *_differences(results), *failures(results)]
 
 
 def _bars(axes: Any, engines: Rates) -> None:
@@ -141,7 +227,3 @@ def _bars(axes: Any, engines: Rates) -> None:
     axes.set_xticks(range(len(measured)), measured)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"**{value:.2f}**"

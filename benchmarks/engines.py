@@ -1,6 +1,7 @@
-"""How each engine is started, in process and as a server, with its best settings and the same limits for all.
+"""How each engine is started, in process and as a server, with the same limits for all.
 
-64 sequences at most, 2048 tokens of context where it must be said, no prefix caching, all cores.
+64 sequences at most, 2048 tokens of context where it must be said, no prefix caching, all cores; else its defaults, but
+for what `SETTINGS` says. Only of servers a sweep looks for better settings (compare_serving.py).
 """
 
 import argparse
@@ -10,10 +11,19 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from peer_versions import binary_version, package_versions
+
 PEERS = Path(__file__).parent / "peers"
 BF16, INT8, INT4 = "bf16", "8 bit", "4 bit"
 SERVED_NAME = "bench"
 OURS, BEFORE = "Chairlift", "Chairlift before"
+# What is set of an engine in process, besides the limits that all have; no sweep looked for it.
+SETTINGS = {
+    OURS: "its defaults",
+    "vLLM": "its defaults, with what its documentation advises for a CPU",
+    "OpenVINO GenAI": "512 tokens a step, prompts split, 2 GB of cache",
+    "llama.cpp": "batches of 512 tokens (-b 512 -ub 512)",
+}
 
 
 class Engine(NamedTuple):
@@ -57,6 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--openvino-int8", metavar="DIR", help="the exported model, int8")
     parser.add_argument("--openvino-int4", metavar="DIR", help="the exported model, int4")
     parser.add_argument("--llama-server", metavar="BINARY")
+    parser.add_argument("--llama-build", metavar="WORDS", help="how that was built, such as: without AMX")
     parser.add_argument("--gguf", metavar="FILE", help="bf16")
     parser.add_argument("--gguf-int8", metavar="FILE", help="Q8_0")
     parser.add_argument("--gguf-int4", metavar="FILE", help="Q4_0, which llama.cpp lays out anew for what multiplies")
@@ -79,6 +90,12 @@ def chosen(args: argparse.Namespace) -> list[Engine]:
         models = ((BF16, args.gguf), (INT8, args.gguf_int8), (INT4, args.gguf_int4))
         engines += [_llama(args.llama_server, precision, model) for precision, model in models if model]
     return engines
+
+
+def versions(args: argparse.Namespace) -> dict[str, str]:
+    """Those of the peers that the options name."""
+    found = package_versions({"vLLM": (args.vllm, "vllm"), "OpenVINO GenAI": (args.openvino, "openvino-genai")})
+    return found | ({"llama.cpp": binary_version(args.llama_server)} if args.llama_server else {})
 
 
 def llama_command(binary: str, gguf: str) -> tuple[str, ...]:

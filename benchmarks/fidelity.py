@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,16 @@ FORECAST = {
     "E2E p50 ms": ("latency", 0, 1e3),
 }
 NO_TARGET = Slo(1e9, 1e9)
+# By how many percent figures may be off before a table calls them outside; at 95% load a wait grows much faster than
+# what it waits for. Others have no limit.
+LIMITS = {"throughput": 3.0, "P50": 5.0, "P95": 10.0, "P95 at 95% load": 15.0}
+NEAR_CAPACITY = 0.95
+# The kinds of errors: where a row has them, and what they are called.
+ERRORS = (
+    ("error_percent", "as measured before"),
+    ("after_percent", "as measured after"),
+    ("own_percent", "by its own steps"),
+)
 # How long is taken to see what the front costs.
 _FRONT_SECONDS = 30.0
 # Requests that come at once, to see how many can be answered a second.
@@ -269,7 +280,36 @@ def markdown(results: Results) -> str:
     """What was measured around the table."""
     # Results of one round were once saved without a list.
     found = [_in_words(each) for each in results.get("measured", [results])]
-    return f"{caption(results)}; {'; then '.join(found)}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
+    shown = table(results["runs"], NAMES, COLUMNS)
+    return f"{caption(results)}; {'; then '.join(found)}:\n\n{shown}\n\n{outside(results['runs'])}"
+
+
+def limit_of(figure: str, load: float) -> float | None:
+    """By how many percent a figure may be off at a load; None where it has no limit."""
+    if figure.endswith("/s"):
+        return LIMITS["throughput"]
+    if "p95" in figure:
+        return LIMITS["P95 at 95% load" if load == NEAR_CAPACITY else "P95"]
+    return LIMITS["P50"] if "p50" in figure else None
+
+
+def outside(runs: Sequence[Mapping[str, Any]], errors: Sequence[tuple[str, str]] = ERRORS) -> str:
+    """A line for each kind of error: which of the figures that have a limit are outside, by the median of rounds."""
+    lines = []
+    for key, name in errors:
+        found: dict[tuple[float, str], list[float]] = {}
+        for run in runs:
+            if run.get(key) is not None and limit_of(run["figure"], run["load"]) is not None:
+                found.setdefault((run["load"], run["figure"]), []).append(run[key])
+        medians = {where: statistics.median(values) for where, values in found.items()}
+        wide = [
+            f"{figure.removesuffix(' ms')} at {load:.0%} ({off:+.1f}%)"
+            for (load, figure), off in medians.items()
+            if abs(round(off, 1)) > (limit_of(figure, load) or 0.0)
+        ]
+        if found:
+            lines.append(f"- {name}, {len(wide)} of {len(found)} outside{': ' if wide else ''}{', '.join(wide)}")
+    return "\n".join(lines)
 
 
 def _in_words(measured: dict[str, Any]) -> str:

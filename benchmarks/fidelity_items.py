@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from engines import SERVED_NAME
 from fidelity import COLUMNS as SEQUENCE_COLUMNS
-from fidelity import NAMES, at_load, forecast, front_pid
+from fidelity import NAMES, at_load, forecast, front_pid, outside
 from server_process import free_port, running
 
 from chairlift.bench.completion_stream import Outcome, Target
@@ -53,6 +53,7 @@ _CROWD = 800
 COLUMNS = tuple(
     Column(each.key, "by its own calls", each.form) if each.key == "own" else each for each in SEQUENCE_COLUMNS
 )
+ERRORS = (("error_percent", "simulated"), ("own_percent", "by its own calls"))
 # What a forecast calls our figures: the names, the place in a spread, and how many of its unit are one of ours.
 FORECAST = {"answers/s": ("requests_per_s", None, 1.0), "p50 ms": ("latency", 0, 1e3), "p95 ms": ("latency", 1, 1e3)}
 
@@ -218,7 +219,8 @@ def markdown(results: Results) -> str:
     about = f"front: {front}, contention {results['front']['contention']:.2f}; capacity {results['capacity']:.0f}/s"
     if client := results.get("client"):
         about += f"; client {1e6 * client:.1f} us"
-    return f"{caption(results)}; {about}:\n\n{table(results['runs'], NAMES, COLUMNS)}"
+    shown = table(results["runs"], NAMES, COLUMNS)
+    return f"{caption(results)}; {about}:\n\n{shown}\n\n{outside(results['runs'], ERRORS)}"
 
 
 def _is_class(model: str) -> bool:

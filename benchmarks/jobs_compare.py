@@ -2,7 +2,8 @@
 MODEL_DIR [--rounds 3] [--quantization none int8] [--out FILE]
 
 The file is the workload `varied` as chat lines (run-batch takes no other), with outputs of given lengths. Loaded counts
-from the first line's start to the last line's end.
+from the first line's start to the last line's end. All have bfloat16, 2,048 tokens of context, 2 GB of KV memory, 64
+sequences and no prefix caching, and else their defaults. Every second round goes backwards.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 import workloads
 from engines import vllm_environment
+from peer_versions import package_versions
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
@@ -39,13 +41,14 @@ def main() -> None:
     if args.in_library:
         in_library(args)
         return
-    recording = Recording(start("jobs_compare", vars(args), args.model), args.out)
+    peers = package_versions({"vLLM": (args.vllm, "vllm")})
+    recording = Recording(start("jobs_compare", vars(args), args.model, peers=peers), args.out)
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "in.jsonl"
         lines.write_text("".join(json.dumps(line) + "\n" for line in batch(args.model)))
         for number in range(1, args.rounds + 1):
             for quantization in args.quantization:
-                for name in args.only:
+                for name in args.only if number % 2 else reversed(args.only):
                     if name == "vllm" and (not args.vllm or quantization != "none"):
                         continue
                     about = {"name": name, "quantization": quantization, "round": number}
@@ -62,7 +65,9 @@ def markdown(results: Results) -> str:
         Column("with_load_tok_s", "tok/s with loading"),
     )
     runs = [run | {"way": WAYS[run["name"]]} for run in results["runs"]]
-    return f"{caption(results)}:\n\n{table(runs, [Column('way', ''), Column('quantization', 'quantization')], columns)}"
+    shown = table(runs, [Column("way", ""), Column("quantization", "quantization")], columns)
+    about = "all with their defaults but for bfloat16, 2,048 tokens of context, 2 GB of KV memory and 64 sequences"
+    return f"{caption(results)}; {about}:\n\n{shown}"
 
 
 def batch(model: str) -> list[dict[str, Any]]:

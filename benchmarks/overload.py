@@ -132,12 +132,21 @@ def figures(run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
         "of_best": good / seconds / results["best"],
         "ttft_ms": percentiles([first for _, _, first, _, _, _ in answered], QUANTILES),
         "e2e_ms": percentiles([ended for _, _, _, ended, _, _ in answered], QUANTILES),
-        "output_tok_s": sum(tokens for _, _, _, ended, tokens, _ in answered) / seconds,
+        "output_tok_s": sum(_tokens_by(seconds, request) for request in answered) / seconds,
         "refused": statuses[REFUSED] / (len(requests) or 1),
         "refusal_ms": percentiles(refusals, QUANTILES) if refusals else None,
         "failed": statuses[False],
         "late_ms": percentiles([sent for _, sent, *_ in requests], (99,))["p99"],
     }
+
+
+def _tokens_by(moment: float, request: list[Any]) -> float:
+    """Of an answered request the tokens by then, as if they came evenly from its first text to its end."""
+    due, _, first, ended, tokens, _ = request
+    begin, end = due + first, due + ended
+    if end <= moment or begin > moment:
+        return float(tokens) if end <= moment else 0.0
+    return 1 + (tokens - 1) * (moment - begin) / (end - begin)
 
 
 def markdown(results: Results) -> str:
@@ -146,7 +155,8 @@ def markdown(results: Results) -> str:
     slo = f"{results['slo_ttft_ms']:g} ms"
     best = f"The best rate with the first token within {slo} was {results['best']:.2f}/s"
     shown = table(rows, NAMES, COLUMNS)
-    return f"{caption(results)}\n\n{best}; each row is one run of {results['seconds']:g} s.\n\n{shown}"
+    rows_are = f"each row is one run of {results['seconds']:g} s, and tokens a second are those of that time"
+    return f"{caption(results)}\n\n{best}; {rows_are}.\n\n{shown}"
 
 
 def _parser() -> argparse.ArgumentParser:

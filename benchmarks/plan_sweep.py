@@ -34,6 +34,7 @@ from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, ttft
 from chairlift.bench.load import closed_loop
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+from chairlift.bench.raw_results import spread as spread_of
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.case import changed
@@ -52,9 +53,11 @@ TRAFFICS = {
 }
 # What a target is called, and milliseconds to the first token and between two, unless other ones are asked for.
 TARGETS = {"brisk": Slo(600.0, 50.0), "patient": Slo(2000.0, 120.0)}
-# Of the rate that a plan promises, unless other ones are asked for. The highest is more than it should hold, so that
+# Of the rate that a plan promises, unless other ones are asked for: that itself, and more than it should hold, so that
 # settings which hold more are seen.
-SHARES = (0.9, 1.1, 1.3)
+SHARES = (1.0, 1.15, 1.3)
+# Those of results from before they were saved.
+UNSAVED_SHARES = (0.9, 1.1)
 # Rates so near to each other are one.
 _NEAR = 0.06
 NAMES = (
@@ -332,12 +335,34 @@ def _ratios(results: Results) -> list[str]:
         share = planned / medians[best]
         lines.append(f"- {traffic}, {target}: planned {planned:.2f}/s, {share:.2f} of the best ({best})")
         of_this = [plan for plan in results["plans"] if plan.get("traffic", traffic) == traffic]
-        lines += [f"  (the plan says {plan['rate']:.2f}/s)" for plan in of_this if plan.get("target") == target]
+        for plan in of_this:
+            if plan.get("target") == target:
+                lines.append(
+                    f"  (the plan says {plan['rate']:.2f}/s; {_at_the_promised(results, traffic, plan, of_this)})"
+                )
     for measures, how in ((True, "measuring included"), (False, "from a measured profile")):
         seconds = [each["seconds"] for each in results.get("plans", []) if each.get("measures", False) == measures]
         if seconds:
             lines.append(f"- a plan took {min(seconds):.0f} to {max(seconds):.0f} s, {how}")
     return lines
+
+
+def _at_the_promised(results: Results, traffic: str, plan: dict[str, Any], plans: Sequence[dict[str, Any]]) -> str:
+    """How many were inside the target at the measured rate that is next to the promised one, median of rounds."""
+    settings, target = results["settings"], plan["target"]
+    rates = merged(share * each["rate"] for each in plans for share in settings.get("shares", UNSAVED_SHARES))
+    place = min(range(len(rates)), key=lambda index: abs(rates[index] / plan["rate"] - 1))
+    offered = max(round(rates[place] * settings["seconds"]), 2) / settings["seconds"]
+    inside = [
+        100 * run["at_each_rate"][place] / offered
+        for run in results["runs"]
+        if (run["traffic"], run["target"], run["settings"]) == (traffic, target, plan_name(target))
+        and run["stage"] == "again"
+    ]
+    # Rates so near to each other were measured once.
+    near = abs(rates[place] / plan["rate"] - 1) <= _NEAR
+    where = "at the promised rate" if near else f"at {rates[place]:.2f}/s, the nearest measured"
+    return f"{where}: {spread_of(inside, '{:.0f}%')} inside"
 
 
 def _orders(results: Results) -> list[str]:

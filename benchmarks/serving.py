@@ -1,7 +1,8 @@
 """Latency and goodput of any server with OpenAI's /v1/completions: python benchmarks/serving.py URL --model NAME ...
 
 Requests come by themselves (Poisson, `--rates`), whatever the server does, since clients that wait for their answers
-would slow down with it. `--find` looks for the highest rate at which 95% of the requests stay inside the target;
+would slow down with it. `--find` looks for the highest rate at which 95% of the requests stay inside the target, with
+a hundred at each rate if they come within three minutes, so that slow servers may miss some, too;
 `--concurrency N` is the closed loop all the same, for throughput; `--scenario prefix` shows what a shared prefix saves.
 Every server gets the same requests: token ids, greedy, of a fixed length. One JSON line a rate, then a table.
 `--roofline MODEL_DIR` measures in the end, once the server is idle, what the machine allows, and adds the share of it
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import shared_prefix
 import workloads
 from rate_search import highest_rate
@@ -23,12 +25,15 @@ from chairlift.bench.latency import COLUMNS, RATE, Slo, figures, inside
 from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
 from chairlift.bench.raw_results import Recording, Results, caption, start, table
 
+# Requests at each rate of a search, and the most seconds in which they come.
+SEARCH_REQUESTS, SEARCH_SECONDS = 100, 180.0
+
 
 def main() -> None:
     args = _parser().parse_args()
     target = Target.of(args.url, args.model, json.loads(args.extra))
     warm_up(target, args.vocab, args.seed)
-    results = start("serving", vars(args), args.model)
+    results = start("serving", vars(args), args.model) | {"server": server_of(args.url, args.model)}
     recording = Recording(results, args.out)
     for row in measure(target, args):
         recording.add(row)
@@ -64,7 +69,26 @@ def markdown(results: Results) -> str:
     """What was measured around the table of the mode."""
     runs = results["runs"]
     text = shared_prefix.report(runs) if "pass" in runs[0] else table(runs, [RATE], COLUMNS)
-    return f"{caption(results)}:\n\n{text}"
+    return f"{caption(results)}; {_server_in_words(results)}:\n\n{text}"
+
+
+def server_of(url: str, model: str) -> dict[str, Any] | None:
+    """Its settings, as Chairlift's server tells them in a model's description; None of others'."""
+    try:
+        base = url.rstrip("/").removesuffix("/v1")
+        answer = httpx.get(f"{base}/v1/models/{model}", timeout=10.0).raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    settings = answer.get("settings") if isinstance(answer, dict) else None
+    return settings if isinstance(settings, dict) else None
+
+
+def _server_in_words(results: Results) -> str:
+    if "server" not in results:
+        return "the server's settings were not saved"
+    if not results["server"]:
+        return "the server doesn't tell its settings"
+    return "server: " + ", ".join(f"{name} {value}" for name, value in results["server"].items() if value is not None)
 
 
 def add_shares(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
@@ -79,7 +103,7 @@ def add_shares(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         if row["rate"] is None:
             jobs = workloads.requests("uniform", args.vocab, args.seed)
         else:
-            timed = workloads.arrivals(row["rate"], args.seconds, args.vocab, args.seed)
+            timed = workloads.arrivals(row["rate"], row["sent_seconds"], args.vocab, args.seed)
             jobs = [(prompt, length) for _, prompt, length in timed]
         wanted = sum(length for _, length in jobs)
         limit = wanted / fewest_seconds(machine, jobs)
@@ -89,7 +113,8 @@ def add_shares(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
 def add_open_loop_options(parser: argparse.ArgumentParser) -> None:
     """The options that `at_rate` and `find` read, for every program that calls them."""
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0], help="requests a second; --find starts there")
-    parser.add_argument("--seconds", type=float, default=40.0, help="how long requests are sent at each rate")
+    parser.add_argument("--seconds", type=float, default=40.0,
+                        help="how long requests are sent at each rate; a search takes longer at low ones")  # fmt: skip
     parser.add_argument("--drain", type=float, default=60.0, help="seconds that the last answers may take after that")
     parser.add_argument("--share", type=float, default=95.0, help="--find: percent that must be inside")
     parser.add_argument("--slo-ttft-ms", type=float, default=1000.0)
@@ -112,15 +137,24 @@ def at_rate(
     target: Target, rate: float, args: argparse.Namespace, slo: Slo, *, needed: float | None = None
 ) -> dict[str, Any]:
     """Figures of one rate; with `needed`, only until fewer than these percent can be inside the target any more."""
-    timed = workloads.arrivals(rate, args.seconds, args.vocab, args.seed)
+    seconds = args.seconds if needed is None else search_seconds(rate, args.seconds)
+    timed = workloads.arrivals(rate, seconds, args.vocab, args.seed)
     arrivals = [Arrival(offset, target.request(prompt, length)) for offset, prompt, length in timed]
     allowed = None if needed is None else len(arrivals) * (1 - needed / 100)
 
     def lost(outcomes: list[Outcome]) -> bool:
         return allowed is not None and sum(not inside(outcome, slo) for outcome in outcomes) > allowed
 
-    load = open_loop(target, arrivals, args.seconds, args.drain, f"{rate:.2f}/s", lost)
-    return figures(load, slo, rate) | {"given_up": load.given_up}
+    load = open_loop(target, arrivals, seconds, args.drain, f"{rate:.2f}/s", lost)
+    return figures(load, slo, rate) | {"given_up": load.given_up, "sent_seconds": seconds}
+
+
+def search_seconds(rate: float, least: float) -> float:
+    """How long a search sends requests at a rate.
+
+    Of 19 requests none may be late if 95% must be in time, and of 100 five may.
+    """
+    return max(least, min(SEARCH_REQUESTS / rate, SEARCH_SECONDS))
 
 
 def find(

@@ -1,19 +1,39 @@
 """Models with random weights, in the shapes of those that people have: python benchmarks/shapes.py FOLDER
---tokenizer FOLDER [--only NAME ...]
+[--only NAME ...] [--tokenizer FOLDER]
 
-Speed does not depend on the weights. The tokenizer is another model's; prompts of the benchmarks are token ids.
+Speed does not depend on the weights. The tokenizer is made, of words that are one token each and of all bytes, or is
+another model's: the prompts of most benchmarks are token ids.
 """
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from shape_tokenizers import write_pairs, write_words
 
 _SPECIAL = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
 # name: (model_type, config). OLMoE's shape in small: 0.9 billion weights, of which a token uses 0.2.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    # SmolLM2's of 135 million.
+    "llama-135m": (
+        "llama",
+        {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+            "tie_word_embeddings": True,
+        },
+    ),
     "olmoe-1b": (
         "olmoe",
         {
@@ -128,18 +148,35 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# An embedder, with the files of sentence-transformers that say what to do with its states.
+EMBEDDER = "all-MiniLM-L6-v2"
+_EMBEDDER_FIELDS: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+}
+_POOLING = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--tokenizer", type=Path, required=True, metavar="FOLDER", help="a model's, for its tokenizer")
+    names = [*SHAPES, EMBEDDER]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="a model's, for its tokenizer")
     args = parser.parse_args()
     for name in args.only:
-        make(name, args.folder / name, args.tokenizer)
+        if name == EMBEDDER:
+            make_embedder(args.folder / name)
+        else:
+            make(name, args.folder / name, args.tokenizer)
 
 
-def make(name: str, folder: Path, tokenizer: Path) -> None:
-    """Write one model, in bfloat16."""
+def make(name: str, folder: Path, tokenizer: Path | None) -> None:
+    """Write one model, in bfloat16, with a copy of the tokenizer if one is given."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, fields = SHAPES[name]
@@ -147,9 +184,31 @@ def make(name: str, folder: Path, tokenizer: Path) -> None:
     config = AutoConfig.for_model(model_type, **fields, **_SPECIAL, dtype="bfloat16")
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    for file in tokenizer.glob("*token*.json"):
-        shutil.copy(file, folder)
+    if tokenizer is None:
+        write_pairs(folder)
+    else:
+        for file in (*tokenizer.glob("*token*.json"), *tokenizer.glob("chat_template.jinja")):
+            shutil.copy(file, folder)
     print(f"{folder}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} million weights")
+
+
+def make_embedder(folder: Path) -> None:
+    """Write the embedder, in float32."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    BertModel(BertConfig(**_EMBEDDER_FIELDS), add_pooling_layer=False).save_pretrained(folder)
+    write_words(folder, _EMBEDDER_FIELDS["vocab_size"])
+    steps = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(steps)
+    ]
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(_POOLING))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+    print(f"{folder}: an embedder")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent.parent))
 
 from engines import vllm_environment
+from peer_versions import package_versions
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
@@ -30,6 +31,7 @@ PEERS = {
     "onnxruntime": "onnxruntime_embed.py",
 }
 SETTINGS = ("batch_size", "batch_tokens")
+RUNNER_ALONE = "chairlift, its runner alone"
 # What counts in vLLM is the tokens of a step. The programs of the others try their batch sizes themselves.
 VLLM_BATCH_TOKENS = (512, 2048, 8192)
 # An engine's name and a command.
@@ -43,7 +45,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Results:
     """Run all rounds, saving as they go."""
-    recording = Recording(start("compare_embed", vars(args), args.model), args.out)
+    recording = Recording(start("compare_embed", vars(args), args.model, peers=_versions(args)), args.out)
     with tempfile.TemporaryDirectory() as work:
         programs = commands_of(args, work)
         for number in range(1, args.rounds + 1):
@@ -67,7 +69,8 @@ def _run(program: Program, args: argparse.Namespace, number: int, recording: Rec
     for run in runs:
         recording.add({"round": number} | run)
     if done.returncode:
-        recording.fail({"name": name, "round": number}, done.stderr.strip()[-500:])
+        about = {"name": name, "round": number, "results": len(runs)}
+        recording.fail(about, done.stderr.strip()[-500:])
     return runs
 
 
@@ -98,14 +101,54 @@ def markdown(results: Results) -> str:
         for engine, each in rates.items()
     }
     runs = [
-        run | dict(zip(("name", "precision"), engine_of(run), strict=True)) | {"setting": setting_of(run)}
+        run | {"name": _called(run), "precision": engine_of(run)[1], "setting": setting_of(run)}
         for run in results["runs"]
         if best[engine_of(run)] == setting_of(run)
     ]
     names = (Column("name", "engine"), Column("precision", "precision"), Column("setting", "best setting"))
     columns = (Column("tok_s", "tokens/s", "{:,.0f}"), Column("share_percent", "of what products allow", "{:.0f}%"))
     about = f"{caption(results)}; {results['settings']['texts']:,} texts:"
-    return "\n\n".join([about, table(runs, names, columns), *failures(results)])
+    return "\n\n".join([about, table(runs, names, columns), *_how(results), *_ends(results)])
+
+
+def _called(run: dict[str, Any]) -> str:
+    """What a row is called: results from before Chairlift was called through its library don't say by what."""
+    if run["engine"] != "chairlift":
+        return str(run["engine"])
+    return f"chairlift, `{run['through']}`" if "through" in run else RUNNER_ALONE
+
+
+def _how(results: Results) -> list[str]:
+    """What is to be known of rows: which are no whole engines, and how many texts vLLM took at once."""
+    alone = any(_called(run) == RUNNER_ALONE for run in results["runs"])
+    notes = ["A runner alone is called in a loop over batches; vLLM's and infinity's rows are whole engines."] * alone
+    seats = sorted({run["max_num_seqs"] for run in results["runs"] if "max_num_seqs" in run})
+    if seats:
+        notes.append(f"vLLM takes {' or '.join(map(str, seats))} texts a step at most.")
+    return notes
+
+
+def _ends(results: Results) -> list[str]:
+    """A sentence for each failure, and one for those that had a result of the round before they ended with an error."""
+    late = [each for each in results["failures"] if _had_results(each, results)]
+    failed = [each for each in results["failures"] if each not in late]
+    names = dict.fromkeys(each["name"] for each in late)
+    rounds = {name: ", ".join(str(each["round"]) for each in late if each["name"] == name) for name in names}
+    said = [f"{name} ended with an error after its result in round {rounds[name]}." for name in names]
+    return [*failures(results | {"failures": failed}), *said]
+
+
+def _had_results(failure: dict[str, Any], results: Results) -> bool:
+    if "results" in failure:
+        return bool(failure["results"])
+    # From before that was saved: one of its programs ran in each later round, so a result is of the one that failed.
+    engines = {run["engine"] for run in results["runs"] if run["round"] == failure["round"]}
+    return failure["round"] > 1 and any(engine.split()[0] == failure["name"] for engine in engines)
+
+
+def _versions(args: argparse.Namespace) -> dict[str, str]:
+    packages = {"infinity": "infinity-emb", "sentence_transformers": "sentence-transformers"}
+    return package_versions({name: (getattr(args, name), packages.get(name, name)) for name in PEERS})
 
 
 def engine_of(run: dict[str, Any]) -> tuple[str, str]:

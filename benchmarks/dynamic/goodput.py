@@ -3,9 +3,9 @@
 
 Every server runs a model that takes alpha + beta * b ms for at most 32 items, in turn and alone, with open-loop Poisson
 arrivals (open_loop.py, or another --client with the same arguments and output). A search finds the highest rate at
-which 99% are inside the SLO; then comes 130% of capacity, with the defaults and with whatever the server has of its own
-against overload, of which the best counts. A server whose interpreter (--peers-python, --triton-python) is not given is
-left out.
+which 99% are inside the SLO, without any limits, with a fresh server after each rate that failed; then comes 130% of
+capacity, with the defaults and with whatever the server has of its own against overload, of which the best counts. A
+server whose interpreter (--peers-python, --triton-python) is not given is left out.
 
 `--sweep` only searches, coarsely, with each of a server's batching windows; `--settings-of` that file takes the window
 that held the highest rate. So a window is chosen at rates that its server can hold.
@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent.parent))
 
+from peer_versions import package_versions
 from server_process import free_port, running
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
@@ -73,6 +74,7 @@ PEERS = {
         "/health/ready",
         '{"instances": [[1, 2, 3, 4]]}',
         waits=(0.0,),
+        limits=lambda slo: (Limits(limit_ms=slo),),
     ),
     "mosec": Peer(
         "mosec",
@@ -147,17 +149,21 @@ class Trial:
 
     def _search(self, wait: float, precision: float) -> dict[str, Any]:
         """The highest rate that the server holds with this window, and its P99 there; None if it holds none."""
-        found: dict[str, Any] = {"holds": None, "p99": None}
-        with self._serving(wait, Limits()) as ask:
-            low, high = 0.0, 1.1 * self.capacity
-            while high - low > precision * self.capacity:
-                rate = (low + high) / 2
-                figures = ask(rate)
-                if figures["inside"] >= SHARE:
-                    low = rate
-                    found.update(holds=rate, p99=figures["p99"])
-                else:
-                    high = rate
+        found: dict[str, Any] = {"holds": None, "p99": None, "search_limits": vars(Limits())}
+        low, high = 0.0, 1.1 * self.capacity
+        while high - low > precision * self.capacity:
+            # One that was given too much may have a queue yet when the lower rates come.
+            with self._serving(wait, Limits()) as ask:
+                failed = False
+                while not failed and high - low > precision * self.capacity:
+                    rate = (low + high) / 2
+                    figures = ask(rate)
+                    failed = figures["inside"] < SHARE
+                    if failed:
+                        high = rate
+                    else:
+                        low = rate
+                        found.update(holds=rate, p99=figures["p99"])
         return found
 
     @contextmanager
@@ -174,16 +180,17 @@ class Trial:
 
         with tempfile.TemporaryDirectory() as folder:
             environment = self._environment(port, wait, limits)
-            with running(self._command(port, folder), port, self.peer.ready, environment, 60):
+            with running(self._command(port, folder, limits), port, self.peer.ready, environment, 60):
                 self._load(port, self.capacity / 8, 2)
                 yield ask
 
-    def _command(self, port: int, folder: str) -> list[str]:
+    def _command(self, port: int, folder: str, limits: Limits) -> list[str]:
         """How the server is started."""
         if self.peer.module == "":
             settings = Path(folder) / "chairlift.toml"
+            limit = f"timeout_ms = {limits.limit_ms:g}\n" if limits.limit_ms else ""
             settings.write_text(
-                f'[models.sleeper]\nmodel = "{HERE / "sleeper.py"}:Sleeper"\ntimeout_ms = {self.slo:g}\n'
+                f'[models.sleeper]\nmodel = "{HERE / "sleeper.py"}:Sleeper"\n{limit}'
                 f"options = {{ alpha_ms = {self.alpha}, beta_ms = {self.beta} }}\n"
             )
             return [self._python, "-m", "chairlift.cli", "serve", str(settings), "--port", str(port)]
@@ -224,7 +231,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Results:
     """Serve and measure with every server, saving as they end."""
-    recording = Recording(start("goodput", vars(args)), args.out)
+    recording = Recording(start("goodput", vars(args), peers=_versions(args)), args.out)
     swept = json.loads(args.settings_of.read_text()) if args.settings_of else None
     pythons = {"chairlift": sys.executable, "triton": args.triton_python}
     for number in range(1, args.rounds + 1):
@@ -243,6 +250,22 @@ def measure(args: argparse.Namespace) -> Results:
                     recording.fail(about, str(error))
                     print(f"failed: {error}", file=sys.stderr)
     return recording.results
+
+
+def _versions(args: argparse.Namespace) -> dict[str, str]:
+    """Those of the peers that are measured."""
+    packages = {
+        "mosec": "mosec",
+        "litserve": "litserve",
+        "bentoml": "bentoml",
+        "ray": "ray",
+        "triton": "nvidia-pytriton",
+    }
+    pythons = {"triton": args.triton_python}
+    return package_versions(
+        {PEERS[name].name: (pythons.get(name, args.peers_python), packages[name])
+         for name in args.servers if name in packages}
+    )  # fmt: skip
 
 
 def best_wait(peer: Peer, executor: str, swept: Results | None) -> float:
@@ -283,7 +306,11 @@ def _shown(run: dict[str, Any]) -> dict[str, Any]:
     limits = run.get("best_limits", {})
     words = [f"{limits['limit_ms']:g} ms"] if limits.get("limit_ms") else []
     words += [f"{limits['max_waiting']} waiting"] if limits.get("max_waiting") else []
-    window = "-" if run["name"] == PEERS["chairlift"].name else f"{run['wait_ms']:g} ms"
+    ours = run["name"] == PEERS["chairlift"].name
+    window = "-" if ours else f"{run['wait_ms']:g} ms"
+    if ours and "search_limits" not in run:
+        # Results from before the search said its limits: Chairlift's server always had one.
+        words = [f"{EXECUTORS[run['executor']][2]:g} ms, in all columns"]
     return run | {"window": window, "limits": ", ".join(words) or "-", "holds": run["holds"] or 0.0}
 
 

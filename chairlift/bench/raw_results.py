@@ -31,10 +31,16 @@ class Column(NamedTuple):
     form: str = "{:.0f}"
 
 
-def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None, secret: str | None = None) -> Results:
+def start(
+    benchmark: str,
+    settings: Mapping[str, Any],
+    model: str | None = None,
+    secret: str | None = None,
+    peers: Mapping[str, str] | None = None,
+) -> Results:
     """Results without runs. `benchmark` is the module whose `markdown` shows them; paths are cut to their last part.
 
-    The `secret` that the command has is left out.
+    The `secret` that the command has is left out. `peers` are the versions of other engines that are measured.
     """
     arguments = [each.replace(secret, "***") if secret else each for each in sys.argv[1:]]
     return {
@@ -44,7 +50,7 @@ def start(benchmark: str, settings: Mapping[str, Any], model: str | None = None,
         "settings": {name: _plain(value) for name, value in settings.items() if not callable(value)},
         "commit": _commit(),
         "machine": machine_in_words(),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()} | _versions() | dict(peers or {}),
         "started": time.strftime(_MOMENT),
         "runs": [],
         "failures": [],

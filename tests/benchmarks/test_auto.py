@@ -53,13 +53,16 @@ def test_the_tuner_is_held_against_the_best_fixed_setting_of_each_phase() -> Non
     fixed = list(auto.FIXED)
     goodputs = {"auto": 9.0, "defaults": 6.0, fixed[0]: 10.0, fixed[1]: 4.0, "vLLM": 3.0}
     runs = [
-        {"traffic": "steps", "phase": "once", "server": server, "goodput": goodput}
+        {"traffic": "steps", "phase": "once", "server": server, "goodput": goodput, "inside_percent": 90.0}
         for server, goodput in goodputs.items()
     ]
     (line,) = auto._ratios({"runs": runs})
-    assert line == (
-        f"- steps, once: `auto` 0.90 of the best fixed setting ({fixed[0]}), 1.50 of defaults, 3.00 of vLLM"
-    )
+    own = f"- steps, once: `auto` 0.90 of the best fixed setting ({fixed[0]}), 1.50 of defaults"
+    assert line == f"{own}, 3.00 of vLLM"
+    # A server whose queue grew has a ratio that says how long it did so.
+    assert auto._ratios({"runs": [run | {"inside_percent": 89.9} for run in runs]}) == [
+        f"{own}; vLLM did not hold this rate"
+    ]
 
 
 def test_fixed_settings_are_flags_that_there_are() -> None:

@@ -14,12 +14,13 @@ import compare
 import compare_serving
 import comparison
 import engines
+import peer_versions
 import serving
 from engines import BEFORE, BF16, INT4, INT8, Engine
 from server_process import free_port, running
 
 from chairlift.bench.latency import COLUMNS, QUANTILES
-from chairlift.bench.raw_results import Results, start
+from chairlift.bench.raw_results import Results, caption, start
 
 # Prints a line for each workload as offline programs do: the rate is the model's name.
 PRINTS = """
@@ -71,16 +72,44 @@ def test_the_share_of_the_limit_has_a_row_where_it_was_taken() -> None:
 def test_medians_and_ratios_to_the_best_peer() -> None:
     tables = comparison.by_precision(FOUR)
     assert tables[BF16]["Chairlift"] == {"single": [110, 90, 100], "load_s": [2.0, 2.0, 2.0]}
-    assert comparison.ratios(tables[BF16]) == pytest.approx({"single": 1.25})
-    assert comparison.ratios(tables[INT8]) == pytest.approx({"uniform": 3.5})
-    assert comparison.ratios({"vLLM": {"single": [1.0]}}) == {}
-    assert comparison.ratios({"Chairlift": {"single": [1.0]}}) == {}
+    assert comparison.ratios(tables, BF16) == {"single": (1.25, "OpenVINO GenAI", BF16)}
+    assert comparison.ratios(tables, INT8) == {"uniform": (3.5, "llama.cpp", INT8)}
+    assert comparison.ratios({BF16: {"vLLM": {"single": [1.0]}}}, BF16) == {}
+    assert comparison.ratios({BF16: {"Chairlift": {"single": [1.0]}}}, BF16) == {}
+
+
+def test_the_best_peer_may_be_a_more_exact_one_and_no_less_exact_one() -> None:
+    found = results(
+        *FOUR["runs"], line("vLLM", BF16, 1, "uniform", 350), line("Chairlift", BF16, 1, "uniform", 400),
+        line("Chairlift", INT4, 1, "uniform", 1050)
+    )  # fmt: skip
+    tables = comparison.by_precision(found)
+    assert comparison.ratios(tables, INT8)["uniform"] == (2.0, "vLLM", BF16)
+    assert comparison.ratios(tables, INT4)["uniform"] == (3.0, "vLLM", BF16)
+    assert comparison.ratios(comparison.by_precision(FOUR), BF16).keys() == {"single"}
+    assert "**2.00** (vLLM bf16)" in comparison.markdown(found)
+
+
+def test_a_table_says_how_llama_cpp_was_built_where_that_matters() -> None:
+    amx = [run | {"ops": "native-amx"} for run in FOUR["runs"]]
+    assert "was not saved" in comparison.markdown(results(*amx))
+    assert "built without AMX, with" in comparison.markdown(results(*amx) | {"started": comparison.WITHOUT_AMX[0]})
+    assert "; built for Zen." in comparison.markdown(FOUR | {"settings": {"llama_build": "for Zen"}})
+    assert "built" not in comparison.markdown(FOUR)
+
+
+def test_a_share_above_all_is_explained_by_how_the_limit_was_measured() -> None:
+    runs = [run | {"share_percent": 120} for run in FOUR["runs"]]
+    assert "in a slower moment" in comparison.markdown(results(*runs))
+    old = comparison.markdown(results(*runs) | {"started": "2026-11-22 22:26"})
+    assert "reading 1 GiB" in old
+    assert "in a slower moment" not in old
 
 
 def test_an_older_checkout_is_no_peer_and_is_compared_round_by_round() -> None:
     older = [line(BEFORE, BF16, i, "single", rate) for i, rate in enumerate([100, 100])]
     found = results(*FOUR["runs"], *older)
-    assert comparison.ratios(comparison.by_precision(found)[BF16]) == pytest.approx({"single": 1.25})
+    assert comparison.ratios(comparison.by_precision(found), BF16)["single"].value == pytest.approx(1.25)
     assert comparison.progress(found, BF16) == {"single": [1.1, 0.9]}
     rows = [row for row in comparison.markdown(found).splitlines() if "Chairlift / before" in row]
     assert [row.split("|")[3].strip() for row in rows] == ["1.00 (0.90-1.10)"]
@@ -96,8 +125,9 @@ def test_table_shows_what_was_measured_and_what_failed() -> None:
     assert ["8 bit", "llama.cpp *", "-", "200 (1 of 3 rounds)", "2.0"] in rows
     assert "llama.cpp: over HTTP" in text
     assert "medians of 3 rounds" in text
-    assert ["bf16", "**Chairlift / best peer**", "**1.25**", "-", ""] in rows
-    assert ["8 bit", "**Chairlift / best peer**", "-", "**3.50**", ""] in rows
+    assert ["bf16", "**Chairlift / best peer**", "**1.25** (OpenVINO bf16)", "-", ""] in rows
+    assert ["8 bit", "**Chairlift / best peer**", "-", "**3.50** (llama.cpp 8 bit)", ""] in rows
+    assert "Settings: Chairlift its defaults; vLLM" in text
     assert "vLLM, bf16 failed in round 2, 3." in text
     assert text.startswith("Output tokens a second. llama; ")
 
@@ -107,6 +137,10 @@ def test_the_picture_has_every_engine_and_the_older_checkout(tmp_path: Path) -> 
     older = line(BEFORE, BF16, 1, "single", 100)
     comparison.draw([results(*FOUR["runs"], older), FOUR], tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    said = "\n".join(comparison._notes(FOUR))
+    assert FOUR["commit"] in said
+    assert "medians of 3 rounds" in said
+    assert "llama.cpp: over HTTP" in said
 
 
 @pytest.mark.processes
@@ -134,7 +168,7 @@ def test_a_peer_that_fails_spoils_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert errors["vLLM"] == "out of memory"
     assert errors["OpenVINO GenAI"] == "not done after 1.5 s"
     assert "missing" in errors["llama.cpp"]
-    assert comparison.ratios(comparison.by_precision(saved)[BF16]) == pytest.approx({"single": 1.2})
+    assert comparison.ratios(comparison.by_precision(saved), BF16)["single"].value == pytest.approx(1.2)
 
 
 @pytest.mark.processes
@@ -221,6 +255,45 @@ def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
     monkeypatch.setattr(sys, "argv", ["compare_serving.py", "m", "--sweep", "--out", str(swept)])
     compare_serving.main()
     assert [run["variant"] for run in json.loads(swept.read_text())["runs"]] == ["its defaults", "--fast"]
+
+
+def test_servers_take_turns_backwards_every_second_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [fake(name, BF16, "", server=("serve",)) for name in ("Chairlift", "vLLM")]
+    monkeypatch.setattr(compare_serving, "chosen", lambda args: every)
+    monkeypatch.setattr(compare_serving, "trial", lambda *arguments: (1.0, None, []))
+    args = compare_serving._parser().parse_args(["m", "--rounds", "2", "--out", str(tmp_path / "x.json")])
+    found = compare_serving.measure(args)
+    assert [run["name"] for run in found["runs"]] == ["Chairlift", "vLLM", "vLLM", "Chairlift"]
+
+
+def test_a_search_in_which_no_rate_held_shows_none() -> None:
+    run = {"name": "llama.cpp", "precision": BF16, "variant": "its defaults", "round": 1, "ready_s": 1.0}
+    row = {"rate": 2.0, "requests": 19, "inside_percent": 50.0, "output_tok_s": 9.0, "sent_seconds": 180.0}
+    args = vars(compare_serving._parser().parse_args(["m", "--out", "x"]))
+    lost = compare_serving.markdown(results(run | {"best_rate": None, "rows": [row]}) | {"settings": args})
+    assert "llama.cpp, bf16, its defaults: none held in round 1." in lost
+    assert "| 2.00" not in lost
+    held = compare_serving.markdown(
+        results(run | {"best_rate": 2.0, "rows": [row, row | {"rate": 4.0, "sent_seconds": 40.0}]}) | {"settings": args}
+    )
+    assert "none held" not in held
+    assert "; 40 to 180 s a rate;" in held
+    cells = [cell.strip() for cell in held.splitlines()[4].split("|")]
+    assert cells[4:7] == ["1.0", "2.00", "19"]
+
+
+@pytest.mark.processes
+def test_versions_are_asked_of_the_interpreter_that_runs_a_peer(tmp_path: Path) -> None:
+    import msgspec
+
+    wanted = {"ours": (sys.executable, "msgspec"), "left out": (None, "x"), "odd": (sys.executable, "no-such-package")}
+    assert peer_versions.package_versions(wanted) == {"ours": msgspec.__version__, "odd": peer_versions.UNKNOWN}
+    binary = tmp_path / "llama-server"
+    binary.write_text("#!/bin/sh\necho 'version: 7 (abc)' >&2\necho 'built with g++' >&2\n")
+    binary.chmod(0o755)
+    assert peer_versions.binary_version(str(binary)) == "version: 7 (abc); built with g++"
+    assert peer_versions.binary_version(str(tmp_path / "none")) == peer_versions.UNKNOWN
+    assert "vLLM 0.32" in caption(start("compare", {}, peers={"vLLM": "0.32"}))
 
 
 def test_settings_come_from_the_variant_that_held_most() -> None:

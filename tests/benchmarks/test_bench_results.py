@@ -1,13 +1,18 @@
 """Raw results and what is made of them: captions and tables say what was saved, and the documentation what they say."""
 
 import argparse
+import importlib
 import json
 import re
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "dynamic"))
@@ -19,11 +24,14 @@ import goodput
 import interference
 import jobs
 import jobs_compare
+import plan_sweep
 import render
 import scheduler
 import serving
+import shape_tokenizers
 import sharing
 import simulate
+import texts
 import workloads
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, save, spread, start, table
@@ -244,6 +252,122 @@ def test_goodput_names_settings() -> None:
            "best_overload": 1608.0, "best_limits": {"limit_ms": 50.0, "max_waiting": 64}}  # fmt: skip
     text = goodput.markdown(results(run, settings={"seconds": 5.0, "client": "open_loop.py"}))
     assert cells(text)[1] == ["mosec", "1 ms", "50 ms, 64 waiting", "0", "3", "1608"]
+
+
+OLD = {"name": "Chairlift", "executor": "fast", "round": 1, "wait_ms": 0.0, "holds": 1900.0, "p99": 45.0,
+       "overload": 1926.0, "best_overload": 1926.0, "best_limits": {"limit_ms": 0.0, "max_waiting": 0}}  # fmt: skip
+
+
+def test_goodput_says_where_a_server_had_a_limit_in_all_columns() -> None:
+    settings = {"seconds": 5.0, "client": "open_loop.py"}
+    assert cells(goodput.markdown(results(OLD, settings=settings)))[1][2] == "50 ms, in all columns"
+    new = OLD | {"search_limits": {"limit_ms": 0.0, "max_waiting": 0}}
+    assert cells(goodput.markdown(results(new, settings=settings)))[1][2] == "-"
+
+
+def trial(name: str) -> goodput.Trial:
+    return goodput.Trial(goodput.PEERS[name], sys.executable, goodput.EXECUTORS["fast"], argparse.Namespace(seconds=1))
+
+
+def test_our_own_server_has_a_limit_where_those_of_others_do(tmp_path: Path) -> None:
+    ours = trial("chairlift")
+    for limits in (goodput.Limits(), *ours.peer.limits(ours.slo)):
+        ours._command(1, str(tmp_path), limits)
+        said = (tmp_path / "chairlift.toml").read_text()
+        assert ("timeout_ms = 50" in said) == bool(limits.limit_ms)
+    assert len(ours.peer.limits(ours.slo)) == 1
+
+
+def test_a_rate_that_fails_is_the_last_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[list[float]] = []
+
+    @contextmanager
+    def serving(wait: float, limits: goodput.Limits) -> Iterator[Any]:
+        asked: list[float] = []
+        served.append(asked)
+        assert limits == goodput.Limits()
+
+        def ask(rate: float) -> dict[str, float]:
+            asked.append(rate)
+            return {"inside": 100.0 if rate < 500 else 0.0, "p99": 1.0}
+
+        yield ask
+
+    mosec = trial("mosec")
+    monkeypatch.setattr(mosec, "_serving", serving)
+    found = mosec._search(1.0, 0.02)
+    assert 500 - 0.02 * mosec.capacity <= found["holds"] < 500
+    assert len(served) > 2
+    assert all(rate < 500 for asked in served for rate in asked[:-1])
+
+
+def test_an_embedder_says_by_what_it_was_called_and_when_a_peer_ended_with_an_error() -> None:
+    runs = [{"round": i, "engine": "chairlift", "dtype": "bfloat16", "tok_s": 1.0} for i in (1, 2)]
+    theirs = {"engine": "vllm pooling", "dtype": "bfloat16", "max_num_seqs": 64, "tok_s": 1.0}
+    runs += [{"round": i} | theirs for i in (1, 2)]
+    ended = [{"name": "vllm", "round": 2, "error": "terminate"}, {"name": "infinity", "round": 1, "error": "died"}]
+    text = compare_embed.markdown(results(*runs, settings={"texts": 1}, failures=ended))
+    assert [row[0] for row in cells(text)[1:]] == ["chairlift, its runner alone", "vllm pooling"]
+    assert "infinity failed in round 1." in text
+    assert "vllm ended with an error after its result in round 2." in text
+    assert "vllm failed" not in text
+    assert "64 texts a step" in text
+    new = [run | {"through": "LLM.embed"} if run["engine"] == "chairlift" else run for run in runs]
+    saved = [each | {"results": 0} for each in ended]
+    text = compare_embed.markdown(results(*new, settings={"texts": 1}, failures=saved))
+    assert cells(text)[1][0] == "chairlift, `LLM.embed`"
+    assert "vllm failed in round 2." in text
+
+
+def test_a_plan_says_how_many_were_inside_at_what_it_promises() -> None:
+    run = {"traffic": "chat", "target": "brisk", "settings": plan_sweep.plan_name("brisk"), "stage": "again"}
+    runs = [run | {"round": i, "goodput": 8.0, "at_each_rate": [part, 8.0]} for i, part in ((1, 5.0), (2, 3.0))]
+    plan = {"traffic": "chat", "target": "brisk", "rate": 5.0, "seconds": 1.0}
+    found = results(*runs, settings={"shares": [1.0, 2.0], "seconds": 10.0}, plans=[plan])
+    assert plan_sweep._ratios(found)[1] == "  (the plan says 5.00/s; at the promised rate: 80% (60%-100%) inside)"
+    found["settings"] = {"shares": [0.8, 2.0], "seconds": 10.0}
+    assert "at 4.00/s, the nearest measured: 100% (75%-125%) inside" in plan_sweep._ratios(found)[1]
+
+
+def test_ways_to_run_a_file_take_turns_backwards_every_second_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+    row = {"tokens_in": 1, "tokens_out": 1, "output_tok_s": 1.0, "with_load_tok_s": 1.0}
+    monkeypatch.setattr(jobs_compare, "_measure", lambda name, *rest: ran.append(name) or row)
+    monkeypatch.setattr(jobs_compare, "batch", lambda model: [])
+    monkeypatch.setattr(sys, "argv", ["jobs_compare.py", "m", "--rounds", "2"])
+    jobs_compare.main()
+    assert ran == ["run", "library", "library", "run"]
+
+
+def documented() -> list[tuple[str, list[str]]]:
+    """The commands of the pages that are to be typed as they stand, as program and arguments."""
+    found = []
+    for page in render.DOCUMENTS:
+        text = render.outside(page.read_text()).replace("\\\n", " ")
+        for name, rest in re.findall(r"^(?:`?)python benchmarks/(?:dynamic/)?(\w+)\.py ([^`\n]+)", text, re.MULTILINE):
+            words = [word for word in shlex.split(rest) if word != "ENGINES"]
+            found.append((name, words[: words.index("--")] if "--" in words else words))
+    return found
+
+
+def test_documented_commands_have_all_that_they_need() -> None:
+    parsed = set()
+    for name, words in documented():
+        # Of some programs the parser can't be had alone.
+        if parser := getattr(importlib.import_module(name), "_parser", None):
+            parser().parse_args(words)
+            parsed.add(name)
+    assert {"compare", "compare_serving", "overload", "goodput", "compare_embed"} <= parsed
+
+
+def test_a_vocabulary_of_words_has_its_size_and_texts_can_be_made_of_it(tmp_path: Path) -> None:
+    shape_tokenizers.write_words(tmp_path, 400)
+    assert len(set((tmp_path / "vocab.txt").read_text().splitlines())) == 400
+    made, lengths = texts.make_texts(tmp_path, 5)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [len(each.ids) for each in tokenizer.encode_batch(made)] == lengths
 
 
 def test_virtual_time_has_a_table_for_each_part() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import overload
 import serving
 import shared_prefix
 import workloads
@@ -144,6 +145,25 @@ def test_a_search_gives_a_rate_up_once_too_many_have_missed_the_target(fake: Fak
     assert (row["given_up"], row["inside_percent"]) == (True, 0)
 
 
+def test_a_search_sends_a_hundred_requests_at_a_rate_that_has_them_in_three_minutes() -> None:
+    assert serving.search_seconds(10.0, 20.0) == 20.0
+    assert serving.search_seconds(2.0, 20.0) == 50.0
+    assert serving.search_seconds(0.1, 20.0) == 180.0
+
+
+def test_tokens_a_second_are_those_of_the_time_in_which_requests_came() -> None:
+    # Due, sent, first text and end since then, tokens, status: done in time, half in time, not begun in time, refused.
+    requests = [
+        [0.0, 0.0, 1.0, 5.0, 11, "200"],
+        [4.0, 0.0, 1.0, 11.0, 11, "200"],
+        [9.0, 0.0, 2.0, 3.0, 40, "200"],
+        [9.5, 0.0, None, 0.1, 0, "429"],
+    ]
+    run = {"target": "none", "factor": 1.0, "seconds": 10.0, "requests": requests}
+    row = overload.figures(run, {"slo_ttft_ms": 1000.0, "best": 1.0})
+    assert row["output_tok_s"] == pytest.approx((11 + 6) / 10)
+
+
 def answered(ttft: float, tpot: float, tokens: int = 11, due: float = 0.0) -> Outcome:
     times = [due + ttft + i * tpot for i in range(tokens)]
     return Outcome(due, due, times[-1], times, tokens)
@@ -255,11 +275,15 @@ def test_rates_against_the_demo_server(
 def test_search_and_streams_against_the_demo_server(
     demo_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(serving, "SEARCH_SECONDS", 1.0)
     run(monkeypatch, demo_server, "--find", "--rates", "1", "--slo-ttft-ms", "0")
     assert "no rate held" in capsys.readouterr().out
     run(monkeypatch, demo_server, "--concurrency", "64")
-    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    said = capsys.readouterr().out
+    row = json.loads(said.splitlines()[0])
     assert (row["requests"], row["tokens"], row["failed"]) == (64, 64 * 64, 0)
+    assert "server: strategy continuous" in said
+    assert serving.server_of(demo_server.url, "no such model") is None
 
 
 def test_a_shared_prefix_is_computed_once(demo_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

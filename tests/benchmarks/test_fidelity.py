@@ -63,6 +63,26 @@ def test_every_round_says_what_the_machine_was() -> None:
     assert "+5.0% (-10.0%-+20.0%)" in text
 
 
+def test_a_table_says_what_is_outside_its_limits() -> None:
+    def run(figure: str, load: float, **percent: float | None) -> dict[str, object]:
+        return {"figure": figure, "load": load, "error_percent": percent["before"], "own_percent": percent.get("own")}
+
+    runs = [
+        run("tok/s", 0.5, before=-3.1, own=3.0),
+        run("TTFT p50 ms", 0.5, before=5.0),
+        run("ITL p95 ms", 0.85, before=10.1),
+        run("ITL p95 ms", 0.95, before=14.9),
+        run("TTFT p95 ms", 1.1, before=-12.0),
+        run("E2E p99 ms", 0.5, before=90.0),
+        run("failed", 0.5, before=None),
+    ]
+    wide = "tok/s at 50% (-3.1%), ITL p95 at 85% (+10.1%), TTFT p95 at 110% (-12.0%)"
+    assert fidelity.outside(runs).splitlines() == [
+        f"- as measured before, 3 of 5 outside: {wide}",
+        "- by its own steps, 0 of 1 outside",
+    ]
+
+
 def test_loads_are_shares_of_what_can_be_done() -> None:
     long = [TraceRequest(arrival=0.3 * index, input_length=20, output_length=5) for index in range(4000)]
     capacity = fidelity.capacity_of(MODEL, FrontCost(), TRACE)

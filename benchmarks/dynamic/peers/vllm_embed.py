@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     texts.add_arguments(parser)
     parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
     strings, lengths = texts.make_texts(args.model, args.texts)

@@ -1,0 +1,31 @@
+"""Which version of each peer is measured, asked of its own interpreter or binary, for the raw results."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+_ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+UNKNOWN = "version unknown"
+
+
+def package_versions(wanted: Mapping[str, tuple[str | Path | None, str]]) -> dict[str, str]:
+    """By the name of each peer the version of its package, of those whose interpreter is given."""
+    return {
+        name: _said([str(python), "-c", _ASK, package]) or UNKNOWN
+        for name, (python, package) in wanted.items()
+        if python
+    }
+
+
+def binary_version(binary: str) -> str:
+    """What a binary says to --version, in a line; llama-server adds the compiler it was built with."""
+    return "; ".join(line.strip() for line in _said([binary, "--version"]).splitlines() if line.strip()) or UNKNOWN
+
+
+def _said(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    # llama-server says it on the error stream.
+    return "" if done.returncode else (done.stdout.strip() or done.stderr.strip())
