@@ -4,11 +4,13 @@ Everything else about the package is in pyproject.toml.
 """
 
 import contextlib
-import os
 import platform
+import runpy
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -16,7 +18,10 @@ from typing import TextIO
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError
+from setuptools.errors import CompileError, LinkError
+
+# Not imported: the package needs what is only there once this is built.
+usable_cpus = runpy.run_path(str(Path(__file__).parent / "chairlift" / "runners" / "host_cpus.py"))["usable_cpus"]
 
 FLAGS = [
     "-std=c++17",
@@ -47,6 +52,21 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     # No processor has the one without the other.
     INSTRUCTION_SETS["avx512bf16"] = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
     INSTRUCTION_SETS["amx"] = [*INSTRUCTION_SETS["avx512bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+# The last thing that an assembler learnt of each: it may be older than the compiler.
+PROBES = {
+    "avx2": "vpermq $0, %ymm0, %ymm0",
+    "avxvnni": "{vex} vpdpbusd %ymm0, %ymm0, %ymm0",
+    "avx512": "vpermw %zmm0, %zmm0, %zmm0",
+    "avx512vnni": "vpdpbusd %zmm0, %zmm0, %zmm0",
+    "avx512bf16": "vdpbf16ps %zmm0, %zmm0, %zmm0",
+    "amx": "tdpbusd %tmm0, %tmm1, %tmm2",
+}
+# Beside the kernels, and for any processor.
+OTHERS = ("dispatch", "pauses", "page_supply", "ggml_blocks")
+_AFTER_ALL = (
+    "the compiler itself works, so see above what it says: where it was killed there is too little memory "
+    "(before the command, `taskset -c 0` compiles one file at a time). CC=false CXX=false installs without kernels"
+)
 
 
 class BuildProgress:
@@ -56,8 +76,8 @@ class BuildProgress:
     pip shows with -v.
     """
 
-    def __init__(self, total: int, terminal: str = "/dev/tty") -> None:
-        self.total = total
+    def __init__(self, terminal: str = "/dev/tty") -> None:
+        self.total = 0
         self.done = 0
         self.terminal = terminal
         self.began = time.monotonic()
@@ -68,13 +88,17 @@ class BuildProgress:
         if not sys.stderr.isatty():
             with contextlib.suppress(OSError):
                 self._out = self._stack.enter_context(open(self.terminal, "w"))
-        self._say(f"compiling native kernels, {self.total} files, which takes a minute or so")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         seconds = time.monotonic() - self.began
         self._say(f"native kernels failed: {error}" if error else f"native kernels compiled in {seconds:.0f} s")
         self._stack.close()
+
+    def begin(self, total: int) -> None:
+        """So many files are going to be compiled."""
+        self.total = total
+        self._say(f"compiling native kernels, {total} files, which takes a minute or so")
 
     def count(self, name: str) -> None:
         """One more file is compiled."""
@@ -92,29 +116,62 @@ class BuildKernels(build_ext):
     """Compiles kernels.cpp for each instruction set that the compiler knows, as many at once as there are cores."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link `ext`; a missing compiler raises CompileError, which an optional extension survives."""
-        objects: dict[str, list[str]] = {}
-        with BuildProgress(len(INSTRUCTION_SETS)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+        """Compile and link `ext`; a missing compiler raises CompileError, which an optional extension survives.
+
+        What fails after the compiler was tried is a failure of this very build, for want of memory or space: nobody
+        shall get a package without kernels by that.
+        """
+        with BuildProgress() as progress:
+            known = [isa for isa in INSTRUCTION_SETS if self.is_known(isa)]
+            defines = [(f"HAVE_{isa.upper()}", "1") for isa in known]
+            compiled = {
+                name: partial(self.compile, f"{name}.cpp", name, FLAGS, defines if name == "dispatch" else [])
+                for name in OTHERS
+            } | {isa: partial(self.compile_kernels, isa) for isa in known}
+            progress.begin(len(compiled))
+            try:
+                self.link(ext, self.compile_all(compiled, progress))
+            except (CompileError, LinkError) as error:
+                raise SystemExit(f"{error}; {_AFTER_ALL}") from error
+
+    def is_known(self, isa: str) -> bool:
+        """Whether compiler and assembler have an instruction set. Raises CompileError if they don't compile at all."""
+        probe = Path(self.build_temp) / "probe" / f"{isa}.cpp"
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text(f'void probe() {{ __asm__("{PROBES.get(isa, "")}"); }}\n')
+        try:
+            self.compiler.compile([str(probe)], str(probe.parent), extra_postargs=[*FLAGS, *INSTRUCTION_SETS[isa]])
+        except CompileError:
+            if isa == "baseline":
+                raise
+            self.warn(f"this compiler cannot build the {isa} kernels; going on without them")
+            return False
+        return True
+
+    def compile_all(self, compiled: dict[str, Callable[[], list[str]]], progress: BuildProgress) -> list[str]:
+        """Object files of what these calls compile, in their order, whichever is done first."""
+        jobs = usable_cpus() if self.parallel is None or self.parallel is True else int(self.parallel)
+        with ThreadPoolExecutor(max(jobs, 1)) as pool:
             # What takes longest goes first.
-            compiling = {pool.submit(self.compile_kernels, isa): isa for isa in reversed(INSTRUCTION_SETS)}
-            for task in as_completed(compiling):
-                isa = compiling[task]
-                try:
-                    objects[isa] = task.result()
-                except CompileError:
-                    if isa == "baseline":
-                        pool.shutdown(cancel_futures=True)
-                        raise
-                    self.warn(f"this compiler cannot build the {isa} kernels; going on without them")
-                progress.count(isa)
-        defines = [(f"HAVE_{isa.upper()}", "1") for isa in INSTRUCTION_SETS if isa in objects]
-        others = self.compile("dispatch.cpp", "dispatch", FLAGS, defines)
-        for name in ("pauses", "page_supply", "ggml_blocks"):
-            others += self.compile(f"{name}.cpp", name, FLAGS, [])
+            tasks = {name: pool.submit(compiled[name]) for name in reversed(compiled)}
+            names = {task: name for name, task in tasks.items()}
+            try:
+                for task in as_completed(names):
+                    task.result()
+                    progress.count(names[task])
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [made for name in compiled for made in tasks[name].result()]
+
+    def link(self, ext: Extension, objects: list[str]) -> None:
+        """Make the library. Of what several objects have, templates of the C++ library, it keeps the first one's.
+
+        So those come first that run anywhere, and a set before all that need more of the processor.
+        """
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        kernels = [each for compiled in objects.values() for each in compiled]
-        self.compiler.link_shared_object([*kernels, *others], str(target), extra_postargs=LINK_FLAGS, target_lang="c++")
+        self.compiler.link_shared_object(objects, str(target), extra_postargs=LINK_FLAGS, target_lang="c++")
 
     def compile_kernels(self, isa: str) -> list[str]:
         """Object files of the kernels for one instruction set."""
@@ -141,7 +198,7 @@ class AnyPythonWheel(bdist_wheel):
 
 if __name__ == "__main__":
     headers = [str(path) for path in sorted(Path("native").glob("*.h"))]
-    sources = ["kernels", "dispatch", "pauses", "page_supply", "ggml_blocks"]
+    sources = ["kernels", *OTHERS]
     setup(
         ext_modules=[
             Extension(

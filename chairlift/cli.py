@@ -1,6 +1,7 @@
 """The `chairlift` command."""
 
 import argparse
+import io
 import os
 import sys
 import time
@@ -40,6 +41,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 130 after Ctrl-C, 1 if it fails or nobody reads what it prints."""
     started = time.monotonic()
+    _show_anything()
     try:
         try:
             status = _run(list(sys.argv[1:] if argv is None else argv), started)
@@ -57,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         return 1
+
+
+def _show_anything() -> None:
+    """Have what the terminal's encoding lacks printed as an escape: models write any character, and paths have any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: Sequence[str], started: float) -> int:

@@ -1,5 +1,9 @@
 """Errors that a user can act on: each says what was wrong and what to change."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 
 def clip(text: str, limit: int = 1000) -> str:
     """A text to show: of one with more than `limit` characters, most of which a client may have sent, both ends."""
@@ -83,6 +87,15 @@ class UnsupportedModel(ChairliftError):
 
 class ConfigError(ChairliftError):
     """A setting is unknown, malformed or contradicts another; the message names it."""
+
+
+@contextlib.contextmanager
+def looking_at(path: Path) -> Iterator[None]:
+    """Have what the system does not let this process see, at a path or in it, raise ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path} can't be looked at: {error.strerror or error}") from error
 
 
 class DownloadFailed(ChairliftError):

@@ -27,7 +27,8 @@ def own_server(
     It keeps no files, and takes settings of models from wherever they are, but none of the users' server.
     """
     flags = ["--own-server", "--port", "0", "--data-dir", "", *arguments]
-    command = [sys.executable, "-m", "chairlift.cli", "serve", model, *flags]
+    # -P: a folder named chairlift in the working directory must not stand in for the installed package.
+    command = [sys.executable, "-P", "-m", "chairlift.cli", "serve", model, *flags]
     # Where this command is told to end, so is the server.
     before = {ending: signal.signal(ending, lambda *_: sys.exit(1)) for ending in (signal.SIGTERM, signal.SIGHUP)}
     env = {**os.environ, **(environment or {})}

@@ -1,5 +1,6 @@
-// Numbers and vectors of one instruction set. Everything is in an unnamed namespace: the objects of the instruction
-// sets must not share a single inline function, or the linker would keep one of them for all.
+// Numbers and vectors of one instruction set. Everything is in an unnamed namespace: of an inline function that the
+// objects of the instruction sets shared, the linker would keep one for all. What they do share is the C++ library's
+// templates (std::vector); setup.py has it keep the copy that runs on every processor.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -3,6 +3,7 @@
 import re
 import runpy
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from chairlift.ops.native import LIBRARY
 
 pytest.importorskip("setuptools")
+from setuptools import Distribution, Extension
+from setuptools.errors import CompileError, LinkError
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -24,7 +28,8 @@ def test_progress_goes_to_the_terminal_as_pip_hides_the_rest(
 ) -> None:
     terminal = tmp_path / "tty"
     terminal.touch()
-    with build["BuildProgress"](2, str(terminal)) as progress:
+    with build["BuildProgress"](str(terminal)) as progress:
+        progress.begin(2)
         progress.count("avx2")
         assert "compiled avx2, 1 of 2" in terminal.read_text()
         progress.count("baseline")
@@ -38,11 +43,91 @@ def test_progress_goes_to_the_terminal_as_pip_hides_the_rest(
 def test_progress_goes_to_stderr_where_there_is_no_terminal(
     build: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RuntimeError), build["BuildProgress"](1, str(tmp_path / "none" / "tty")):
+    progress = build["BuildProgress"](str(tmp_path / "none" / "tty"))
+    with pytest.raises(RuntimeError), progress:
         raise RuntimeError("no compiler")
     said = capsys.readouterr().err
-    assert "compiling native kernels" in said
     assert "native kernels failed: no compiler" in said
+
+
+class FakeCompiler:
+    """Makes an object of everything, but raises for those whose names, or flags, are among what it can't do."""
+
+    def __init__(self, *cannot: str) -> None:
+        self.cannot = cannot
+        self.linked: list[str] = []
+
+    def compile(
+        self, sources: list[str], folder: str, macros: object = None, extra_postargs: Sequence[str] = ()
+    ) -> list[str]:
+        name = Path(folder).name if Path(folder).name != "probe" else f"probe of {Path(sources[0]).stem}"
+        if {name, *extra_postargs} & set(self.cannot):
+            raise CompileError(f"command 'g++' failed at {name}")
+        return [name]
+
+    def link_shared_object(self, objects: list[str], target: str, **settings: object) -> None:
+        if "link" in self.cannot:
+            raise LinkError("command 'g++' failed at the link")
+        self.linked = objects
+
+
+Builds = Callable[..., tuple[Any, FakeCompiler]]
+
+
+@pytest.fixture
+def builder(build: dict[str, Any], tmp_path: Path) -> Builds:
+    def make(*cannot: str) -> tuple[Any, FakeCompiler]:
+        command = build["BuildKernels"](Distribution())
+        command.build_temp, command.build_lib, command.parallel = str(tmp_path / "temp"), str(tmp_path / "lib"), 3
+        command.compiler = FakeCompiler(*cannot)
+        return command, command.compiler
+
+    return make
+
+
+EXTENSION = Extension("chairlift.ops._native", ["native/kernels.cpp"], optional=True)
+
+
+def test_what_several_objects_have_is_taken_from_one_that_runs_anywhere(
+    build: dict[str, Any], builder: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, compiler = builder()
+    command.build_extension(EXTENSION)
+    assert compiler.linked == [*build["OTHERS"], *build["INSTRUCTION_SETS"]], "the least that a processor needs first"
+    assert f"{len(compiler.linked)} of {len(compiler.linked)}" in capsys.readouterr().err
+
+
+def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
+    build: dict[str, Any], builder: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(build["INSTRUCTION_SETS"], "future", ["-mfuture"])
+    command, compiler = builder("-mfuture")
+    command.build_extension(EXTENSION)
+    assert "baseline" in compiler.linked
+    assert "future" not in compiler.linked
+    assert "compiled future" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fails", ["baseline", "dispatch", "link"])
+def test_a_compiler_that_works_and_then_fails_leaves_no_package_without_kernels(
+    fails: str, builder: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was killed for want of memory, say; an optional extension would survive what setuptools raises itself."""
+    command, _ = builder(fails)
+    with pytest.raises(SystemExit, match=f"failed at (the )?{fails}; the compiler itself works"):
+        command.build_extension(EXTENSION)
+    said = capsys.readouterr().err
+    assert "native kernels failed: command 'g++' failed" in said
+    assert "native kernels compiled in" not in said
+
+
+def test_without_a_compiler_the_package_does_without_kernels(
+    builder: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, _ = builder("-std=c++17")
+    with pytest.raises(CompileError):
+        command.build_extension(EXTENSION)
+    assert "native kernels failed" in capsys.readouterr().err
 
 
 def test_every_instruction_set_has_its_kernels(build: dict[str, Any]) -> None:
@@ -58,3 +143,27 @@ def test_the_library_needs_nothing_that_torch_does_not_need() -> None:
         pytest.skip("there is no readelf")
     needed = set(re.findall(r"NEEDED.*\[(.+?)\.so", said))
     assert needed <= {"libgomp", "libstdc++", "libgcc_s", "libc", "libm", "ld-linux-x86-64", "libpthread"}
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
+def test_what_instruction_sets_share_runs_on_every_processor() -> None:
+    """Weak symbols: of templates of the C++ library one object's copy serves all, the baseline's kernels too."""
+    try:
+        named = subprocess.run(["nm", "-S", "--defined-only", str(LIBRARY)], capture_output=True, text=True, check=True)
+        disassembled = [
+            subprocess.run(
+                ["objdump", "-d", f"--start-address={start}", f"--stop-address={start + size}", str(LIBRARY)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for start, size in (
+                (int(begin, 16), int(length, 16))
+                for begin, length in re.findall(r"^(\w+) (\w+) [Ww] ", named.stdout, re.M)
+            )
+        ]
+    except FileNotFoundError:
+        pytest.skip("there is no binutils")
+    assert disassembled
+    # Of x86 those with a name in v are VEX and EVEX, and only they have these registers.
+    assert not re.findall(r"\tv\w+ .*|%[yz]mm.*", "".join(disassembled))

@@ -19,8 +19,8 @@ def check_plot() -> None:
     """Get ready to draw into files. Raises ConfigError if matplotlib is missing."""
     try:
         import matplotlib
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'chairlift[plot]'") from None
+    except ImportError as error:
+        raise ConfigError(f"--plot needs matplotlib: pip install 'chairlift[plot]' ({error})") from None
     matplotlib.use("Agg")
 
 

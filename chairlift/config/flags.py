@@ -44,7 +44,7 @@ HELP = {
     "generation_config": "auto: how to sample, where requests don't say, is in the folder's generation_config.json",
     "tool_dialect": "how the model writes calls of tools; auto is what its chat template shows",
     "seed": "of requests that bring none",
-    "num_threads": "CPU threads of the worker (default: all cores, or 1 for a model under 32 MB)",
+    "num_threads": "CPU threads of the worker (default: all cores that it may use, or 1 for a model under 32 MB)",
     "auto": "let the server turn these settings as its traffic asks for (default: only with a target)",
     "heartbeat_timeout_s": "seconds that a worker's process may be stopped before another takes its place",
     "step_timeout_s": "seconds, and 20 times the predicted time, after which a step counts as hung",

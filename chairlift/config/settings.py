@@ -15,7 +15,7 @@ from chairlift.config.foreign import hint
 from chairlift.config.items import ItemConfig, detect_kind
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import CLOSING, ServerConfig
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, looking_at
 from chairlift.folders.kind import is_encoder
 from chairlift.gguf.part_names import GGUF_PART
 from chairlift.gguf.side_folder import folder_of, is_gguf
@@ -105,7 +105,9 @@ def load(
             raise ConfigError("name one settings file, not two")
         file = flags.pop("model")
     path = folder / (file or DEFAULT_FILE)
-    values = _read(path) if file or path.is_file() else {}
+    with looking_at(path):
+        is_there = bool(file) or path.is_file()
+    values = _read(path) if is_there else {}
     above = _from_environment(environ)
     if own_server:
         values, above = _for_own_server(values), _for_own_server(above)
@@ -171,7 +173,9 @@ def _model(found: _Found, folder: Path, name: str | None, before_fetch: Callable
     given = str(_convert("model", found["model"], str))
     path, hub = folder / given, None
     revision = None if "revision" not in found else str(_convert("revision", found["revision"], str))
-    if path.is_dir() or path.is_file() or is_class(given):
+    with looking_at(path):
+        is_here = path.is_dir() or path.is_file()
+    if is_here or is_class(given):
         refuse_revision(given, revision)
     else:
         before_fetch()
@@ -183,7 +187,9 @@ def _model(found: _Found, folder: Path, name: str | None, before_fetch: Callable
     elif hub is None and folder != Path.cwd() and (not is_class(given) or given.rpartition(":")[0].endswith(".py")):
         found = found | {"model": found["model"]._replace(value=str(path))}
     config: type[ModelConfig] = ItemConfig
-    if path.is_dir() and not is_encoder(path) and ("kind" not in found or found["kind"].value == "auto"):
+    with looking_at(path):
+        is_decoder = path.is_dir() and not is_encoder(path)
+    if is_decoder and ("kind" not in found or found["kind"].value == "auto"):
         config = SequenceConfig
     # The server's settings may stand beside those of a single model, but not in a model's table.
     taken = _FIELDS[config] if name is not None else _FIELDS[config] | _FIELDS[ServerConfig]
@@ -204,9 +210,11 @@ def name_of(model: str) -> str:
     """The name of a model that was given none: that of its folder, file or class, or of its repository."""
     if is_class(model):
         return model.rpartition(":")[2]
-    if not Path(model).exists() and (name := hub_name(model)):
-        return name.repo.rpartition("/")[2]
     path = Path(model)
+    with looking_at(path):
+        is_here = path.exists()
+    if not is_here and (name := hub_name(model)):
+        return name.repo.rpartition("/")[2]
     if (part := GGUF_PART.fullmatch(path.name)) is not None:
         return part[1]
     return path.stem if path.suffix in (".gguf", ".onnx") else path.resolve().name

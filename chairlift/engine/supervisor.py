@@ -133,7 +133,6 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the worker and return at once; `wait_ready` waits until it has loaded."""
-        self._folder = tempfile.TemporaryDirectory(prefix="chairlift-")
         self._task = asyncio.create_task(self._keep(), name="worker supervisor")
 
     async def wait_ready(self) -> None:
@@ -190,7 +189,6 @@ class Supervisor:
                 await asyncio.wait_for(process.wait(), 5)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._folder.cleanup()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Send a message; without a worker it is dropped. Buffers must not change until the worker has answered."""
@@ -231,7 +229,7 @@ class Supervisor:
             self._taken = self._done = 0
             try:
                 why = await self._run_worker()
-            except (OSError, zmq.ZMQError) as error:
+            except (OSError, zmq.ZMQError, Unavailable) as error:
                 why = f"could not be started ({error})"
             if self._is_over():
                 return
@@ -281,8 +279,12 @@ class Supervisor:
 
     async def _run_worker(self) -> str:
         """Start one worker, take in its messages until it ends or has to be ended, and return how it ended."""
+        # Of its own each time: what cleans up among temporary files may have removed the last one meanwhile.
+        with _socket_folder() as folder:
+            return await self._run_worker_at(f"ipc://{folder}/worker")
+
+    async def _run_worker_at(self, address: str) -> str:
         module, arguments = self._command
-        address = f"ipc://{self._folder.name}/{self.restarts}"
         line, far_end = socket.socketpair()
         # The process's own context, which nobody ends: where a peer has just been killed, ending one may block for
         # ever, though every socket was closed with a linger of 0 (libzmq #3252; once in some 2,400 times here).
@@ -432,6 +434,15 @@ async def _ended(process: asyncio.subprocess.Process) -> str:
         return f"died (killed by {signal.Signals(-status).name})"
     except ValueError:
         return f"died (killed by signal {-status})"
+
+
+def _socket_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A folder that only this user may enter, gone at the end of the block. Raises Unavailable."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="chairlift-", ignore_cleanup_errors=True)
+    except OSError as error:
+        problem = f"there is no folder for its socket: {error.strerror or error}"
+        raise Unavailable(f"{problem}; set TMPDIR to a folder that this user may write to") from error
 
 
 def _hint(why: str) -> str:

@@ -7,6 +7,7 @@ not served.
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, looking_at
 from chairlift.folders.model_json import read_object
 from chairlift.hub.name import HubName
 from chairlift.hub.wanted import HubFile
@@ -60,8 +61,7 @@ class HubCache:
         snapshot = self.snapshot(name.repo, note.commit)
         if not all(_size(snapshot / file) == size for file, size in note.files.items()):
             return None
-        model = snapshot if name.file is None else snapshot / name.file
-        return Kept(name, note.commit, model, sum(note.files.values()), path.stat().st_mtime)
+        return Kept(name, note.commit, self._model(name, note.commit), sum(note.files.values()), path.stat().st_mtime)
 
     def has(self, repo: str, file: HubFile) -> bool:
         """Whether a file is here under its hash, of whatever commit."""
@@ -104,11 +104,24 @@ class HubCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.{os.getpid()}")
         sizes = {file.name: _size(snapshot / file.name) if file.size is None else file.size for file in files}
-        beside.write_text(json.dumps({"commit": commit, "files": sizes}))
-        os.replace(beside, path)
+        try:
+            beside.write_text(json.dumps({"commit": commit, "files": sizes}))
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
         found = self.find(name)
         assert found is not None, "a file has changed since it was looked at"
         return found
+
+    def without_note(self, name: HubName, commit: str, files: Sequence[HubFile]) -> Kept:
+        """What `add` returns, where it can't note anything."""
+        snapshot = self.snapshot(name.repo, commit)
+        size = sum(_size(snapshot / file.name) or 0 for file in files)
+        return Kept(name, commit, self._model(name, commit), size, time.time())
+
+    def _model(self, name: HubName, commit: str) -> Path:
+        snapshot = self.snapshot(name.repo, commit)
+        return snapshot if name.file is None else snapshot / name.file
 
     def discard(self, repo: str, file: Path) -> None:
         """Remove a file of a snapshot, so that it is downloaded anew, and what it links to if that is the model's."""
@@ -196,6 +209,7 @@ def gigabytes(size: int) -> str:
 
 def free_bytes(folder: Path) -> int:
     """What the disk has room for, on which a folder is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    with looking_at(folder):
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free

@@ -133,16 +133,22 @@ class Hub:
         folder = self.cache.snapshot(name.repo, commit)
         missing = [file for file in files if not is_here(folder / file.name, file)]
         # A file that another commit has too is only linked.
-        size, wanted = _total([file for file in missing if not self.cache.has(name.repo, file)]), _total(files)
+        downloads = [file for file in missing if not self.cache.has(name.repo, file)]
+        size, wanted = _total(downloads), _total(files)
         about = f"{name} ({commit[:12]}): {len(files)} files, {gigabytes(wanted)}"
         self._say(f"{about}, of which {gigabytes(size)} are to be downloaded to {self.cache.folder}")
-        if (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:
+        if downloads and (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:
             problem = f"there is no room for {gigabytes(size)} in {self.cache.folder}, where {gigabytes(free)} are free"
             raise DownloadFailed(f"{problem}; {_MAKE_ROOM}")
         for file in missing:
             self._get(name, commit, file)
         self._check(name, folder, files)
-        return self.cache.add(name, commit, files)
+        try:
+            return self.cache.add(name, commit, files)
+        except OSError as error:
+            problem = f"{self.cache.folder} can't be written to ({error.strerror or error})"
+            self._say(f"{problem}, so {name} is served, and asked about and checked anew at each start")
+            return self.cache.without_note(name, commit, files)
 
     def _get(self, name: HubName, commit: str, file: HubFile) -> None:
         """Download one file, going on after broken connections, and no more of it than the Hub said there is.
@@ -190,11 +196,18 @@ class Hub:
         with tqdm(total=_total(files), desc="check", unit="B", unit_scale=True, leave=False) as bar:
             for file in files:
                 if not _is_right(folder / file.name, file, bar):
-                    self.cache.discard(name.repo, folder / file.name)
+                    self._discard(name, folder / file.name)
                     wrong.append(file.name)
         if wrong:
             problem = f"{', '.join(wrong)} of {name.repo} came otherwise than {self.endpoint} says they are"
             raise DownloadFailed(f"{problem}; they were removed, and the same command downloads them anew")
+
+    def _discard(self, name: HubName, path: Path) -> None:
+        try:
+            self.cache.discard(name.repo, path)
+        except OSError as error:
+            problem = f"{path} is otherwise than {self.endpoint} says it is, and can't be removed: {error.strerror}"
+            raise DownloadFailed(f"{problem}; remove it, or set HF_HUB_CACHE to another folder") from None
 
     def _gated(self, name: HubName) -> str:
         page = f"{self.endpoint}/{name.repo}"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from chairlift.errors import ConfigError, DownloadFailed
+from chairlift.errors import ConfigError, DownloadFailed, looking_at
 from chairlift.gguf.side_folder import folder_of, is_gguf
 from chairlift.hub.name import hub_name
 
@@ -19,7 +19,8 @@ def fetched(model: str, revision: str | None) -> Path:
     from chairlift.hub.download import Hub
 
     try:
-        return Hub().fetch(name).path
+        with looking_at(Path(model)):
+            return Hub().fetch(name).path
     except DownloadFailed as error:
         raise ConfigError(f"model {model!r} is no folder here, and as a name of the Hub: {error}") from None
 
@@ -30,7 +31,9 @@ def located(model: str, revision: str | None = None) -> str:
     Raises ConfigError or UnsupportedModel.
     """
     path = Path(model)
-    if path.exists():
+    with looking_at(path):
+        is_here = path.exists()
+    if is_here:
         refuse_revision(model, revision)
     else:
         path = fetched(model, revision)

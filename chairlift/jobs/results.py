@@ -51,7 +51,7 @@ class ResultFile:
                 fd = self._open() if self._fd is None else self._fd
                 for start in range(0, len(lines), _BLOCK_LINES):
                     self._write(fd, b"".join(lines[start : start + _BLOCK_LINES]))
-                os.fdatasync(fd)
+                getattr(os, "fdatasync", os.fsync)(fd)  # macOS has only the latter
             except OSError as error:
                 raise explain(error, self.path) from error
             self.check()

@@ -175,5 +175,5 @@ def _columns(template: Template) -> list[str]:
 def _pyarrow() -> Any:
     try:
         return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ConfigError("Parquet files need pyarrow: pip install 'chairlift[parquet]'") from None
+    except ImportError as error:
+        raise ConfigError(f"Parquet files need pyarrow: pip install 'chairlift[parquet]' ({error})") from None

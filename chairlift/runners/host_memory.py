@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-_OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from chairlift.runners.host_cpus import control_groups
+
 _NO_LIMIT = 2**62
 
 
@@ -24,12 +25,7 @@ def _host_bytes() -> int:
 
 def _cgroup_bytes() -> int:
     """What the limits of a container or a service leave (cgroup v2); without any, more than any machine has."""
-    try:
-        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return _NO_LIMIT
-    group = _GROUPS / own.strip().lstrip("/")
-    return min(map(_left, (group, *group.parents)))
+    return min(map(_left, control_groups()), default=_NO_LIMIT)
 
 
 def _left(group: Path) -> int:

@@ -3,7 +3,6 @@
 import enum
 import importlib
 import logging
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
 from chairlift.runners.attempt import attempt
+from chairlift.runners.host_cpus import usable_cpus
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.runners.out_of_memory import is_out_of_memory
 from chairlift.runners.tensors import as_bytes, check_tensors, dtype_of, groups, stack
@@ -213,7 +213,7 @@ def _open(runtime: Any, config: ItemConfig) -> Any:
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("device is cuda, but this ONNX Runtime has no CUDA: pip install onnxruntime-gpu")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = config.num_threads or os.cpu_count() or 1
+    options.intra_op_num_threads = config.num_threads or usable_cpus()
     # Threads that spin between calls burn a core, and on few cores slow the very calls that they wait for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # what it would say is in the exceptions

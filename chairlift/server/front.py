@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import resource
 import signal
@@ -13,6 +14,8 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
 
 from chairlift.config.keys import read_keys
 from chairlift.config.server import ServerConfig
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from chairlift.server.models.tuning import Tuning
     from chairlift.server.responses.response_store import ResponseStore
 
+log = logging.getLogger(__name__)
+
 _BACKLOG = 2048
 # Files and sockets beside the connections of HTTP and as many of gRPC.
 _OTHER_FILES = 512
@@ -47,7 +52,8 @@ _LARGE_BUFFER = 2**20
 def serve(settings: Settings, started: float) -> int:
     """Serve until a signal; returns the exit status. `started` is when the process began, on the monotonic clock.
 
-    Raises ConfigError, before anything is started, for a port, keys, certificates, a record or spans that can't be had.
+    Raises ConfigError, before anything is started, for a port, keys, certificates, a record, spans or connections that
+    can't be had.
     """
     import uvloop
 
@@ -57,9 +63,9 @@ def serve(settings: Settings, started: float) -> int:
     tls = make_tls(settings.server)
     if settings.server.api_keys is not None:
         read_keys(Path(settings.server.api_keys))
+    settings = settings._replace(server=allow_connections(settings.server))
     listener = bind(settings.server)
     recorder, spans = make_recorder(settings.server), make_spans(settings.server)
-    _allow_connections(settings.server.max_connections)
     _return_large_buffers()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Front(settings, listener, started, tls, recorder, spans).run())
@@ -80,21 +86,24 @@ def make_spans(config: ServerConfig) -> "RequestSpans | None":
         return None
     try:
         from chairlift.server.models.request_spans import RequestSpans
-    except ImportError:
-        raise ConfigError("otlp_endpoint needs the packages of an extra: pip install 'chairlift[otel]'") from None
+    except ImportError as error:
+        needed = "otlp_endpoint needs the packages of an extra: pip install 'chairlift[otel]'"
+        raise ConfigError(f"{needed} ({error})") from None
     return RequestSpans(config.otlp_endpoint)
 
 
 def bind(config: ServerConfig) -> socket.socket:
     """Take the port before anything slow begins. Raises ConfigError if it is not to be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = None
     try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
         listener.listen(_BACKLOG)
     except OSError as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
         problem = error.strerror or str(error)
         raise ConfigError(
             f"can't listen on {config.host} port {config.port}: {problem}; see --host and --port"
@@ -114,14 +123,27 @@ def page_line(config: ServerConfig, scheme: str, address: str, port: int) -> str
     return f"Live page: {url}" if is_loopback(here) else None
 
 
-def _allow_connections(number: int) -> None:
-    """Raise what this process may have open, where it may, so that it can refuse the connections beyond these."""
+def allow_connections(config: ServerConfig) -> ServerConfig:
+    """Raise what this process may have open so far that it can refuse the connections beyond `max_connections`.
+
+    Where the system does not let it, return settings with as many as fit. Raises ConfigError if others were set.
+    """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * number + _OTHER_FILES
-    if most != resource.RLIM_INFINITY:
-        wanted = min(wanted, most)
+    each = 1 if config.grpc_port is None else 2
+    wanted = each * config.max_connections + _OTHER_FILES
+    if resource.RLIM_INFINITY != most < wanted:
+        fitting = (most - _OTHER_FILES) // each
+        problem = f"{config.max_connections} connections take {wanted} open files, and this process may have {most}"
+        raised = "raise that limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+        if fitting < 1:
+            raise ConfigError(f"max_connections: {problem}; {raised}")
+        if config.max_connections != ServerConfig().max_connections:
+            raise ConfigError(f"max_connections: {problem}; {raised}, or set it to {fitting} or fewer")
+        log.warning("%s: max_connections is %d instead; for more %s", problem, fitting, raised)
+        config, wanted = msgspec.structs.replace(config, max_connections=fitting), most
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    return config
 
 
 def _return_large_buffers() -> None:

@@ -1,9 +1,11 @@
 """Settings: every source, their order, and refusals that name the culprit."""
 
 import argparse
+import errno
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -478,3 +480,29 @@ def test_the_guide_of_other_servers_flags_is_true() -> None:
             seen += 1
             assert flag.replace("-", "_") in FIELDS or hint(flag, FIELDS, str), flag
     assert seen > 60
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there pathlib takes what is hidden for nothing")
+@pytest.mark.parametrize("hidden", ["chairlift.toml", "model", "cache"])
+def test_places_that_can_not_be_looked_at_are_said(
+    hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    real = Path.stat
+
+    def stat(self: Path, **settings: Any) -> os.stat_result:
+        # As the system answers those who are not root.
+        if hidden in self.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self, **settings)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    model = tmp_path / ("model.gguf" if hidden == "cache" else "model")
+    with pytest.raises(ConfigError, match=rf"{hidden}.* can't be looked at: Permission denied"):
+        load({"model": str(model)}, {}, tmp_path, "m")
+
+
+def test_a_name_that_no_system_takes_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"can't be looked at: File name too long|no folder or file here"):
+        load({"model": 300 * "a"}, {}, tmp_path, "m")

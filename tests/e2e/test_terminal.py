@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from support.serve_process import Server
 
-from chairlift import terminal
+from chairlift import cli, terminal
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
+from chairlift.own_server import own_server
 from chairlift.terminal import ChatEndpoint, Talk
 
 HELLO = "Hello! I am the Chairlift demo model. Ask me about batching, mountains, capitals or small sums."
@@ -201,3 +202,24 @@ def test_lines_that_break_off_are_no_whole_answer(breaking: Callable[[bytes], Ch
     assert [next(found), next(found), next(found)] == [b"", b"one\n", b"two\n"]
     with pytest.raises(Unavailable, match=r"what 127\.0\.0\.1 sent broke off"):
         next(found)
+
+
+@pytest.mark.processes
+def test_an_own_server_is_the_installed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is named chairlift in the working directory."""
+    python = tmp_path / "python"
+    said = "Chairlift loads m at http://127.0.0.1:1/v1\nChairlift serves m, ready"
+    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\necho "{said}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with own_server("m") as server:
+        assert server.url == "http://127.0.0.1:1"
+    assert (tmp_path / "arguments").read_text().startswith("-P -m chairlift.cli serve m ")
+
+
+def test_what_the_terminal_has_no_sign_for_is_printed_as_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr(cli, "_run", lambda arguments, started: print("Grüße, 世") or 0)
+    assert cli.main([]) == 0
+    assert written.getvalue() == "Grüße, \\u4e16\n".encode("latin-1")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -549,5 +550,53 @@ def test_what_is_said_before_the_worker_listens_comes_to_it_in_order(
         supervisor.drain()
         supervisor.kill()
         await supervisor.stop(b"")
+
+    asyncio.run(main())
+
+
+def test_without_a_folder_for_temporary_files_a_worker_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failure() -> str:
+        supervisor = Supervisor("echo", take=lambda frames: None, lost=lambda reason: None)
+        await supervisor.start()
+        try:
+            with pytest.raises(Unavailable) as error:
+                await supervisor.wait_ready()
+            return str(error.value)
+        finally:
+            await supervisor.stop(b"")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    assert "there is no folder for its socket: No such file or directory; set TMPDIR" in asyncio.run(failure())
+
+
+@pytest.mark.processes
+def test_a_worker_starts_again_where_its_folder_was_cleaned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    places = tmp_path / "t"
+    places.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(places))
+    monkeypatch.setattr("chairlift.engine.supervisor.FIRST_BACKOFF_S", 0.01)
+
+    async def main() -> None:
+        supervisor = Supervisor("echo", take=lambda frames: None, lost=lambda reason: None, load_attempts=2)
+        await supervisor.start()
+        while not supervisor.connected:
+            await asyncio.sleep(0.001)
+        (folder,) = places.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        shutil.rmtree(folder)
+        supervisor.kill()
+        while not (supervisor.restarts and supervisor.connected):
+            assert supervisor.state != "failed", supervisor.failure
+            await asyncio.sleep(0.001)
+        supervisor.drain()
+        supervisor.kill()
+        await supervisor.stop(b"")
+        assert list(places.iterdir()) == []
 
     asyncio.run(main())

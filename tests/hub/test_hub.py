@@ -151,7 +151,7 @@ def test_what_is_whole_is_served_from_a_cache_that_takes_nothing(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(client.cache, "discard", refuse)
-    with pytest.raises(DownloadFailed, match="config.json is otherwise than .* can't be removed: Read-only file"):
+    with pytest.raises(DownloadFailed, match=r"config.json is otherwise than .* can't be removed: Read-only file"):
         client.fetch(NAME)
 
 

@@ -117,6 +117,18 @@ def test_a_result_file_keeps_what_counts(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_results_reach_the_disk_where_only_whole_files_can_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.delattr(os, "fdatasync", raising=False)  # macOS
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    file = ResultFile(tmp_path / "out", 0)
+    assert file.append([b"line\n"]) == 5
+    assert len(flushed) == 2, "the file, and its name in the folder"
+    file.close()
+
+
 def test_what_others_make_after_a_run_began_is_theirs(tmp_path: Path) -> None:
     path = tmp_path / "err"
     file = ResultFile(path, 0)

@@ -1,10 +1,12 @@
-"""How much memory there is, by the files of a control group."""
+"""How much memory and how many processors there are, by the files of a control group."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from chairlift.runners import host_memory
+from chairlift.runners import host_cpus, host_memory, threads
 
 
 def group(folder: Path, limit: str, used: int, cached: int) -> None:
@@ -18,8 +20,8 @@ def test_a_limit_leaves_what_is_not_used_but_for_files_that_are_only_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own"
-    monkeypatch.setattr(host_memory, "_OWN_GROUP", own)
-    monkeypatch.setattr(host_memory, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(host_cpus, "_OWN_GROUP", own)
+    monkeypatch.setattr(host_cpus, "_GROUPS", tmp_path / "groups")
     assert host_memory._cgroup_bytes() == host_memory._NO_LIMIT
     own.write_text("3:cpu:/elsewhere\n0::/system.slice/chairlift.service\n")
     assert host_memory._cgroup_bytes() == host_memory._NO_LIMIT
@@ -35,3 +37,44 @@ def test_a_limit_leaves_what_is_not_used_but_for_files_that_are_only_cached(
     assert host_memory._cgroup_bytes() == host_memory._NO_LIMIT
     (tmp_path / "groups" / "memory.max").write_text("800")
     assert host_memory._cgroup_bytes() == 500
+
+
+@pytest.fixture
+def cpu_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A process that is in a group within a group, and may run on eight processors."""
+    (tmp_path / "own").write_text("0::/outer/inner\n")
+    folder = tmp_path / "groups" / "outer" / "inner"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(host_cpus, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(host_cpus, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    return folder
+
+
+def test_processors_are_those_it_may_run_on_and_no_more_than_its_groups_have_time_of(
+    cpu_groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert host_cpus.usable_cpus() == 8
+    (cpu_groups / "cpu.max").write_text("max 100000\n")
+    assert host_cpus.usable_cpus() == 8
+    (cpu_groups / "cpu.max").write_text("350000 100000\n")
+    assert host_cpus.usable_cpus() == 4
+    (cpu_groups.parent / "cpu.max").write_text("20000 100000\n")
+    assert host_cpus.usable_cpus() == 1
+    # As on macOS, which has neither groups nor the call.
+    monkeypatch.setattr(host_cpus, "_OWN_GROUP", cpu_groups / "none")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert host_cpus.usable_cpus() == 12
+
+
+def test_a_model_takes_no_more_threads_than_it_has_time_for(cpu_groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    threads.set_threads(None)
+    assert taken == [], "torch's own number stands where nothing limits it"
+    (cpu_groups / "cpu.max").write_text("150000 100000\n")
+    threads.set_threads(None)
+    threads.set_threads(6)
+    assert taken == [2, 6]

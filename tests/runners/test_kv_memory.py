@@ -1,10 +1,17 @@
 """Memory of the KV cache and of states, in closed form."""
 
+import errno
+
 import pytest
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
-from chairlift.runners.decoder.kv_memory import free_beside_states, num_kv_blocks, num_state_snapshots
+from chairlift.runners.decoder.kv_memory import (
+    free_beside_states,
+    num_kv_blocks,
+    num_state_snapshots,
+    taking_kv_memory,
+)
 
 GB = 2**30
 
@@ -35,3 +42,14 @@ def test_memory_that_is_given_holds_snapshots_and_blocks() -> None:
 
 def test_where_no_layer_has_keys_blocks_only_count_tokens() -> None:
     assert num_kv_blocks(config(), 100, 0, 10**9) == 4 * 7
+
+
+def test_kv_memory_that_can_not_be_had_names_the_setting() -> None:
+    def refuse(error: Exception) -> None:
+        with taking_kv_memory(3 * GB):
+            raise error
+
+    with pytest.raises(MemoryError, match=r"a KV cache of 3 GiB; set a lower kv_cache_gb .*Cannot allocate"):
+        refuse(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    with pytest.raises(ValueError, match="something else"):
+        refuse(ValueError("something else"))

@@ -16,6 +16,7 @@ from support.onnx_models import WEIGHT, linear, node, save, summing, tensor
 
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.runners import onnx as onnx_runner
 from chairlift.runners.items import TensorSpec
 from chairlift.runners.onnx import Axis, OnnxRunner, find_axis
 from chairlift.runners.out_of_memory import is_out_of_memory
@@ -45,6 +46,14 @@ def test_a_dynamic_batch_axis_is_found_and_used(tmp_path: Path) -> None:
     assert all(result["y"].shape == (3,) for result in results)
     np.testing.assert_allclose([result["y"] for result in results], items @ WEIGHT, rtol=1e-6)
     assert runner.run([]) == []
+    runner.close()
+
+
+def test_threads_are_as_many_as_it_has_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runner, "usable_cpus", lambda: 3)
+    runner = OnnxRunner(ItemConfig(model=linear(tmp_path / "m.onnx")))
+    runner.load()
+    assert runner._session.get_session_options().intra_op_num_threads == 3
     runner.close()
 
 

@@ -1,5 +1,7 @@
 """Which errors say that memory ran out, and which only have such words in their text."""
 
+import errno
+
 import pytest
 import torch
 
@@ -21,6 +23,8 @@ def of(module: str, text: str) -> Exception:
     ("error", "is_one"),
     [
         (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "out of memory"), False),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 4398046511104 bytes"), True),
         (of("onnxruntime.capi.onnxruntime_pybind11_state", "Failed to allocate memory for requested buffer"), True),

@@ -16,7 +16,7 @@ import pytest
 from support.batch_harness import FUNCTION, Client, check_doubled, doubling, files_in, jsonl, line
 from support.items_harness import Listening, LocalDispatcher, embedder, function, listening, reranker
 
-from chairlift.errors import StorageFull, StoreBusy
+from chairlift.errors import JobError, StorageFull, StoreBusy
 from chairlift.jobs.store import Store, StoredFile
 from chairlift.server.batches import batch_run, file_routes
 from chairlift.server.batches.data_folder import Folder
@@ -281,6 +281,7 @@ def test_upload_refuses_by_name_and_leaves_nothing(start: Callable[..., Api]) ->
         "unknown_field": api.upload(b"x", colour="red"),
         "invalid_multipart": many,
         "unsupported_type": api.http.post("/files", json={"purpose": "batch"}),
+        "unsupported_encoding": api.http.post("/files", files={"file": b"1"}, headers={"Content-Encoding": "gzip"}),
         "missing_field": api.http.post("/files", data={}, files={"file": ("a", b"1")}),
         "name_too_long": api.upload(b"x", "n" * 256),
         "body_too_large": api.upload(b"x", purpose="p" * 100_000),
@@ -290,6 +291,7 @@ def test_upload_refuses_by_name_and_leaves_nothing(start: Callable[..., Api]) ->
         assert error(answer)["code"] == code
     assert [answers[code].status_code for code in ("file_too_large", "storage_limit_exceeded")] == [413, 413]
     assert "max_file_bytes" in error(answers["file_too_large"])["message"]
+    assert answers["unsupported_encoding"].status_code == 415
     # Its body was read, so nothing tears the connection from under the answer.
     assert answers["unsupported_type"].headers.get("connection") != "close"
     assert error(answers["unknown_field"])["param"] == "colour"
@@ -861,3 +863,12 @@ def test_nothing_is_made_by_looking(api: Api) -> None:
 def test_unknown_methods(api: Api) -> None:
     answer = api.http.put("/files")
     assert (answer.status_code, json.loads(answer.content)["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_a_data_folder_that_can_not_be_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(JobError, match=f"{tmp_path} can't be written: Permission denied"):
+        Folder.exists(tmp_path)

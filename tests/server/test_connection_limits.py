@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import random
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +21,8 @@ from support.server_harness import INFO, FakeClient, tokenizer
 
 from chairlift.config.server import ServerConfig
 from chairlift.engine.sequences.client import Stream
+from chairlift.errors import ConfigError
+from chairlift.server import front
 from chairlift.server.http import exchange, protocol
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import Buffered, HeldBody
@@ -442,3 +447,45 @@ def test_an_upload_without_room_is_refused(files: Listening) -> None:
     files.buffered.give(others)
     until(lambda: at_rest(files))
     assert len(httpx.get(f"{files.url}/v1/files").json()["data"]) == 1
+
+
+# What the system allows
+
+
+@pytest.fixture
+def open_files(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What this process is said to be allowed to have open, softly and at most, and what that is raised to."""
+    said = [(256, 1536)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: said[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: said.append(limits))
+    return said
+
+
+def test_no_more_connections_are_let_in_than_may_be_open(
+    open_files: list[tuple[int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert front.allow_connections(ServerConfig()).max_connections == 1024
+    assert open_files[-1] == (1536, 1536)
+    assert "max_connections is 1024 instead" in caplog.text
+    caplog.clear()
+    assert front.allow_connections(ServerConfig(max_connections=1000)).max_connections == 1000
+    assert not caplog.text
+
+
+def test_connections_that_were_asked_for_and_may_not_be_open_are_refused(open_files: list[tuple[int, int]]) -> None:
+    with pytest.raises(ConfigError, match=r"max_connections: 1025 .* take 1537 .* have 1536; .* 1024 or fewer"):
+        front.allow_connections(ServerConfig(max_connections=1025))
+    with pytest.raises(ConfigError, match="set it to 512 or fewer"):
+        front.allow_connections(ServerConfig(max_connections=1000, grpc_port=8001))
+    open_files.append((100, 100))
+    with pytest.raises(ConfigError, match="this process may have 100; raise that limit"):
+        front.allow_connections(ServerConfig())
+
+
+def test_an_address_of_a_kind_that_the_system_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*kind: object) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(ConfigError, match=r"can't listen on :: port 8000: Address family not supported .* see --host"):
+        front.bind(ServerConfig(host="::"))

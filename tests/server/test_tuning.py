@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,12 @@ class Tuned:
 
     async def look(self) -> float:
         return await self.tuning.look_at(self.service)
+
+
+def test_its_share_is_of_the_processors_that_there_are_on_any_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert Tuned(monkeypatch, tune_cpu_share=0.25).tuning._share == 0.25
 
 
 def test_what_the_tuner_decides_holds_and_is_told(

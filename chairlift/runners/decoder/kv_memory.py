@@ -1,10 +1,13 @@
 """How much memory the KV cache may take."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.runners.host_memory import host_available_bytes
+from chairlift.runners.out_of_memory import is_out_of_memory, one_line
 
 if TYPE_CHECKING:
     # `chairlift check` computes this too, and has no torch.
@@ -82,6 +85,18 @@ def num_state_snapshots(config: SequenceConfig, snapshot_bytes: int, free: int) 
         return 0
     room = _SNAPSHOT_SHARE * free if config.kv_cache_gb is None else _SNAPSHOT_PART * config.kv_cache_gb * _GB
     return min(_SNAPSHOTS_A_SLOT * config.slots, int(room / snapshot_bytes))
+
+
+@contextlib.contextmanager
+def taking_kv_memory(size: int) -> Iterator[None]:
+    """Have memory that runs out while so many bytes of KV cache are taken raise MemoryError, naming the setting."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = f"there is no room for a KV cache of {size / _GB:.3g} GiB; set a lower kv_cache_gb"
+        raise MemoryError(f"{problem} ({one_line(error)})") from error
 
 
 def available_bytes(device: "torch.device") -> int:

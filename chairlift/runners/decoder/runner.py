@@ -30,6 +30,7 @@ from chairlift.runners.decoder.kv_memory import (
     free_beside_states,
     num_kv_blocks,
     num_state_snapshots,
+    taking_kv_memory,
 )
 from chairlift.runners.decoder.kv_pages import KvPages
 from chairlift.runners.decoder.logprobs import Logprobs
@@ -126,14 +127,16 @@ class DecoderRunner:
         config, model = self.config, self.model
         if isinstance(model, Decoder) or not model.state_bytes:
             num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, free)
-            model.allocate(num_blocks, config.block_size, max_model_len)
+            with taking_kv_memory(num_blocks * config.block_size * bytes_per_token):
+                model.allocate(num_blocks, config.block_size, max_model_len)
             return num_blocks, None
         free = free_beside_states(config, model.state_bytes, free)
         each = model.state_bytes + config.block_size * bytes_per_token
         num_snapshots = num_state_snapshots(config, each, free)
         num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, free, num_snapshots * each)
-        states = model.make_states(2 * config.slots + num_snapshots)
-        model.allocate(num_blocks + num_snapshots, config.block_size, max_model_len)
+        with taking_kv_memory(num_blocks * config.block_size * bytes_per_token + num_snapshots * each):
+            states = model.make_states(2 * config.slots + num_snapshots)
+            model.allocate(num_blocks + num_snapshots, config.block_size, max_model_len)
         self._states = StateKeeper(states, model.caches, config.slots, num_blocks)
         return num_blocks, num_snapshots
 

@@ -18,6 +18,7 @@ from chairlift.ops.select import has_bf16_products, select_ops
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
 from chairlift.runners.encoder.model import Projected, read_dense
 from chairlift.runners.items import Encoding, ItemInfo
+from chairlift.runners.threads import set_threads
 from chairlift.runners.weights import Weights
 
 Vector = NDArray[np.float32]
@@ -68,8 +69,7 @@ class EncoderRunner:
         device = _device(self._device)
         dtype = _dtype(self._dtype, device)
         max_tokens = self._longest(backbone, files)
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
+        set_threads(self._num_threads)
         ops = select_ops(self._ops, device, dtype, backbone.head_dim, self._quantization)
         with Weights(self._model, dtype, device, backbone.packing) as weights:
             self.forward, self._stages = backbone.read(weights, ops, max_tokens, len(labels))
@@ -97,6 +97,7 @@ class EncoderRunner:
             weight_bytes=self.forward.nbytes,
             max_tokens=max_tokens,
             dimensions=None if labels else width,
+            hidden_size=backbone.hidden_size,
             labels=labels,
             activation=_ACTIVATIONS.get(str(raw.get("problem_type"))) if labels else None,
             pooling="+".join(self._poolings),

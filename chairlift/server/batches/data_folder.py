@@ -59,8 +59,11 @@ class Folder:
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """Whether a server has kept anything there."""
-        return (path / _STORE).exists()
+        """Whether a server has kept anything there. Raises JobError if that can't be seen."""
+        try:
+            return (path / _STORE).exists()
+        except OSError as error:
+            raise explain(error, path) from error
 
     def place(self, file_id: str) -> Path:
         """Where a file lies; the id is one that the server made."""

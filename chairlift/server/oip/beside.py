@@ -21,8 +21,9 @@ async def grpc_beside(
         return
     try:
         from chairlift.server.oip.grpc_server import make_grpc_server
-    except ImportError:
-        raise ConfigError("grpc_port needs the packages of an extra: pip install 'chairlift[grpc]'") from None
+    except ImportError as error:
+        needed = "grpc_port needs the packages of an extra: pip install 'chairlift[grpc]'"
+        raise ConfigError(f"{needed} ({error})") from None
     server, port = make_grpc_server(models, config, config.grpc_port, keys, tls, buffered)
     await server.start()
     try:
