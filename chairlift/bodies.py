@@ -33,6 +33,8 @@ _INTEGER = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _NEITHER = bytes(set(_OTHERS) - set(b'"'))
+# Bytes that are looked through at a time.
+_PIECE = 2**20
 
 _AT = " - at `"
 # No name of ours is longer, and to compare a name takes as long as it is.
@@ -86,6 +88,25 @@ def is_deep(raw: bytes) -> bool:
     for _ in range(MAX_DEPTH):
         nested = nested.replace(b"[]", b"")
     return bool(nested)
+
+
+def has_more_lists(raw: bytes, most: int) -> bool:
+    """Whether JSON has more lists and objects than `most`, which take far more to make than their bytes.
+
+    It need not be well-formed. Brackets in strings don't count.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= most:
+        return False
+    if b"\\" in raw:
+        raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    found = quotes = 0
+    # A piece at a time, so that others have their turns.
+    for start in range(0, len(raw), _PIECE):
+        parts = raw[start : start + _PIECE].split(b'"')
+        outside = b"".join(parts[quotes % 2 :: 2])
+        found += outside.count(b"[") + outside.count(b"{")
+        quotes += len(parts) - 1
+    return found > most
 
 
 def check_integers(raw: bytes, field: str) -> None:

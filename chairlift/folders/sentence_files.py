@@ -153,6 +153,8 @@ def _read_poolings(path: Path) -> tuple[str, ...]:
         unknown = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on]
         unknown = [name for name in unknown if name not in _POOLING_FLAGS]
         given = unknown or [mode for flag, mode in _POOLING_FLAGS.items() if settings.get(flag)] or "mean"
+    if not isinstance(given, str | list):
+        raise UnsupportedModel(f"{path}: pooling_mode must be a name or a list of names, got {clip(repr(given), 80)}")
     poolings = (given,) if isinstance(given, str) else tuple(given)
     for pooling in poolings:
         if pooling not in POOLINGS:
@@ -173,6 +175,6 @@ def _read_dense(folder: Path) -> Dense:
             raise UnsupportedModel(f"{folder}: {field} = {settings[field]!r} is not supported")
     try:
         ins, outs = int(settings["in_features"]), int(settings["out_features"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UnsupportedModel(f"{folder}/config.json must give in_features and out_features") from error
     return Dense(folder, ins, outs, bool(settings.get("bias", True)), _DENSE_ACTIVATIONS[name])

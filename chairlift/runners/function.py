@@ -1,8 +1,8 @@
 """Serves a user's Python class: `load`, `preprocess`, `predict` and `postprocess`, of which only `predict` must be."""
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,17 @@ from chairlift.config.items import ItemConfig
 from chairlift.errors import BadItem, ConfigError, InvalidRequest
 from chairlift.runners.attempt import attempt
 from chairlift.runners.hooks import Hooks
+from chairlift.runners.host_cpus import usable_cpus
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.runners.locate import find_class
 from chairlift.runners.out_of_memory import text_of
 from chairlift.runners.tensors import as_bytes, as_floats, check_tensors, dtype_of, groups, split, stack
 
 _MAX_THREADS = 4
+# Bytes of an array that is made of an item's texts.
+_MOST_TEXT = 2**24
+# As NumPy has it.
+_MAX_DIMENSIONS = 64
 
 
 class FunctionRunner:
@@ -56,7 +61,7 @@ class FunctionRunner:
 
     def load(self) -> ItemInfo:
         """Import the class, make an instance and load it. Raises ConfigError, and what the class raises."""
-        threads = self._config.num_threads or min(_MAX_THREADS, os.cpu_count() or 1)
+        threads = self._config.num_threads or min(_MAX_THREADS, usable_cpus())
         hooks = self._hooks = Hooks(find_class(self._config.model), self._config.options, threads)
         hooks.load()
         return ItemInfo(
@@ -185,7 +190,26 @@ def _rows(made: Any, size: int, verb: str) -> list[Any]:
 
 
 def _as_arrays(value: Any) -> Any:
-    return {name: np.asarray(each) for name, each in value.items()} if isinstance(value, Mapping) else np.asarray(value)
+    if isinstance(value, Mapping):
+        return {name: _as_array(each) for name, each in value.items()}
+    return _as_array(value)
+
+
+def _as_array(value: Any) -> Any:
+    """A value as an array. Raises InvalidRequest for texts of which that would take far more than they have."""
+    leaves = [value]
+    for _ in range(_MAX_DIMENSIONS):
+        kinds = set(map(type, leaves))
+        if not kinds & {list, tuple}:
+            break
+        leaves = list(chain.from_iterable(each if type(each) in (list, tuple) else (each,) for each in leaves))
+    if len(leaves) > 1 and kinds & {str, bytes}:
+        # NumPy makes every element as wide as the longest, in characters of four bytes; a number has up to 32.
+        longest = max(len(each) if isinstance(each, str | bytes) else 32 for each in leaves)
+        if 4 * longest * len(leaves) > _MOST_TEXT:
+            problem = f"{len(leaves)} texts of up to {longest} characters would be an array of more than {_MOST_TEXT}"
+            raise InvalidRequest(f"{problem} bytes; send fewer, or shorter ones")
+    return np.asarray(value)
 
 
 def _as_outputs(value: Any, specs: Sequence[TensorSpec]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class ItemInfo(msgspec.Struct, kw_only=True):
     in `inputs`, to the same of `outputs`. "python": whatever the user's class takes and gives, as JSON and arrays.
     `activation` is what makes probabilities of logits where it is another than for one label of several: that of
     labels of which any number may hold, or none for a number that is meant as it is.
-    `shape_keys` says that items must have equal shapes to share a batch. `max_tokens` and `dimensions` are of encoders.
+    `shape_keys` says that items must have equal shapes to share a batch. `max_tokens`, `dimensions` and
+    `hidden_size`, the numbers of a token's vector, are of encoders.
     `batch_axis` says that protocols put a batch dimension before the shapes of `inputs` and `outputs`; without it, a
     request's tensors are one item as they are. `max_batch_size` and `max_wait_ms` hold where the settings leave them
     open.
@@ -40,6 +41,7 @@ class ItemInfo(msgspec.Struct, kw_only=True):
     weight_bytes: int = 0
     max_tokens: int | None = None
     dimensions: int | None = None
+    hidden_size: int | None = None
     labels: tuple[str, ...] = ()
     activation: str | None = None
     pooling: str | None = None

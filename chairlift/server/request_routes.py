@@ -16,6 +16,7 @@ from chairlift.core.items.item import Item
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, off_loop, until_gone
 from chairlift.server.http.paging import page_limit, query_of
+from chairlift.server.live.live_routes import check_same_site
 from chairlift.server.models import item_view, sequence_view
 from chairlift.server.models.faster import ANSWERED, what_if
 from chairlift.server.models.registry import ModelService, models_of
@@ -69,19 +70,20 @@ async def show_request(request: Request) -> Response:
     views = await _views(found[:_MOST], viewer)
     if faster in ("true", "1"):
         async with until_gone(request.receive):
-            await _add_what_if(request.app.state.twin, found[:_MOST], views)
+            await _add_what_if(request.app.state.twin, viewer, found[:_MOST], views)
     return as_json({"object": "request", "id": request_id, "parts": views, "has_more": len(found) > _MOST})
 
 
 async def show_trace(request: Request) -> Response:
     """The last minute of all models, in Chrome's trace format."""
+    check_same_site(request)
     now, viewer = time.monotonic(), Viewer.of(request.scope)
     models = [snapshot(model, viewer, now) for model in models_of(request).all()]
     raw = await off_loop(sum(model.size for model in models), lambda: trace_document(models, now))
     return Response(raw, media_type="application/json")
 
 
-async def _add_what_if(twin: Twin, placed: "Sequence[_Placed]", views: Sequence[RequestView]) -> None:
+async def _add_what_if(twin: Twin, viewer: Viewer, placed: "Sequence[_Placed]", views: Sequence[RequestView]) -> None:
     """Add what would have made it faster to the part that took longest of those that were answered, if any was."""
     answered = [
         (each, view)
@@ -90,7 +92,7 @@ async def _add_what_if(twin: Twin, placed: "Sequence[_Placed]", views: Sequence[
     ]
     if answered:
         each, view = max(answered, key=lambda pair: pair[0].each.total_s)
-        view.what_if = await what_if(twin, each.model, each.each)
+        view.what_if = await what_if(twin, viewer, each.model, each.each)
 
 
 class _Placed:

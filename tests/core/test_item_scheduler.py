@@ -592,6 +592,19 @@ def test_more_than_four_who_kill_end_the_search_for_all_who_wait_in_it(failure: 
     assert ids(s.schedule(1.0)) == ["a"], "and others are served"
 
 
+@DEADLY
+@pytest.mark.parametrize("size", [32, 200])
+def test_a_request_whose_items_kill_takes_nobody_of_another_along(failure: Failure, size: int) -> None:
+    s = scheduler(max_batch_size=size)
+    bad = {str(number) for number in range(size - 1)}
+    fill(s, sorted(bad), request="0")
+    fill(s, ["innocent"])
+    ended, calls = run_all(s, lambda names: failure if bad & set(names) else None)
+    assert {name for name, each in ended.items() if each.reason is FinishReason.ERROR} == bad
+    assert len(calls) <= 30
+    assert not s.searching
+
+
 def test_four_who_kill_are_found() -> None:
     s = scheduler(max_batch_size=64)
     fill(s, range(64))

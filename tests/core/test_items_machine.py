@@ -42,6 +42,7 @@ def draw_setup(dice: Dice) -> Setup:
     culprits = None
     if dice.integer(0, 2) == 0:
         culprits = frozenset(f"i{dice.integer(0, 39)}" for _ in range(dice.integer(0, 3)))
+        culprits |= {"r0"} if deadly and dice.integer(0, 1) else frozenset()
     return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0, deadly=deadly)
 
 
@@ -66,6 +67,7 @@ def draw_item(dice: Dice, world: World) -> Item:
         priority=pick(dice, (0, 0, 0, 1, -1)),
         deadline=pick(dice, (None, None, world.now + 0.02, world.now + 0.1, world.now - 0.01)),
         background=dice.integer(0, 99) < world.background_percent,
+        request=pick(dice, (None, None, "r0", "r0", "r1")),
     )
 
 

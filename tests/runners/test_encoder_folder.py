@@ -161,7 +161,7 @@ def test_a_dense_module(activation: str, tmp_path: Path) -> None:
     weight, bias = torch.randn(24, 64) / 8, torch.randn(24)
     save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
     runner = load(folder)
-    assert runner.info.dimensions == 24
+    assert (runner.info.dimensions, runner.info.hidden_size) == (24, 64)
     wanted = np.stack([s.mean(0) for s in expected_states(encoder_folder("bert"), encodings())]) @ weight.numpy().T
     wanted = wanted + bias.numpy()
     if "Tanh" in activation:
@@ -260,6 +260,8 @@ def test_refused_by_name(variant: str, fields: dict[str, Any], message: str, tmp
         ([("Pooling", {}), ("Pooling", {})], "once, and before Dense"),
         ([], "has no Pooling module"),
         ([("Pooling", {"pooling_mode": "median"})], "'median'"),
+        ([("Pooling", {"pooling_mode": 5})], "pooling_mode must be a name"),
+        ([("Pooling", {}), ("Dense", {"in_features": 1e999, "out_features": 8})], "in_features and out_features"),
         ([("Pooling", {"pooling_mode_first_last_avg": True})], "first_last_avg"),
         ([("Pooling", {"include_prompt": False})], "include_prompt"),
         ([("Dense", {"in_features": 64, "out_features": 8, "activation_function": "x.Mish"})], "Mish"),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from chairlift.config.items import ItemConfig
-from chairlift.errors import BadItem, ConfigError
+from chairlift.errors import BadItem, ConfigError, InvalidRequest
+from chairlift.runners import function
 from chairlift.runners.function import FunctionRunner
 from chairlift.runners.items import ItemInfo, TensorSpec
 
@@ -228,6 +229,18 @@ def test_stacking_makes_one_call_for_each_shape() -> None:
     results = runner.run([[1, 2], np.array([3, 4, 5]), [6, 7]])
     assert [int(each) for each in results] == [3, 12, 13]
     assert runner.hooks._object.shapes == [(2, 2), (1, 3)]
+
+
+def test_texts_that_would_make_a_huge_array_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "_MOST_TEXT", 4000)
+    runner = loaded("Stacked")
+    good, wide, tall = [1.5] * 2000, ["x" * 900, ["b", "c"]], [["b", 1]] * 16
+    results = runner.run([good, wide, tall])
+    assert int(results[0]) == 3000
+    assert [type(each) for each in results[1:]] == [InvalidRequest, InvalidRequest]
+    assert "3 texts of up to 900 characters would be an array of more than 4000 bytes" in str(results[1])
+    # One text is as long as it is.
+    assert function._as_arrays({"a": "x" * 9000, "b": ["x"] * 900})["b"].shape == (900,)
 
 
 def test_stacked_dicts_in_and_out() -> None:

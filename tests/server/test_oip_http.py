@@ -28,6 +28,7 @@ from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, Reques
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
+from chairlift.server.oip import tensor_items
 from chairlift.server.oip.statistics import model_config
 from chairlift.server.oip.tensor_items import bare_input
 
@@ -135,7 +136,7 @@ def test_parameters_of_the_clients_own_change_nothing(triton: Any, server: Liste
     inputs = [each | {"parameters": {"content_type": "np"}} for each in BODY["inputs"]]
     outputs = [{"name": "sum", "parameters": {"note": "x", "classification": 0}}]
     answer = httpx.post(f"{server.url}/v2/models/adder/infer", json={"inputs": inputs, "outputs": outputs[:0]})
-    assert answer.status_code == 200
+    assert [output["name"] for output in answer.json()["outputs"]] == ["sum", "mean", "loud"], "none named means all"
     for parameters, word in (
         ({str(i): 1 for i in range(65)}, "more than 64"),
         ({"x": "y" * 5000}, "'x' must be"),
@@ -189,6 +190,48 @@ def test_images_fit_by_default_and_no_limit_of_texts_grows() -> None:
         for path in ("/v1/models/image:predict", "/v2/models/image/infer"):
             refused = httpx.post(server.url + path, content=b" " * 1001, headers=JSON)
             assert (refused.status_code, "1000 bytes (max_tensor_bytes)" in refused.text) == (413, True)
+    with listening(embedder()[0], max_body_bytes=1000) as server:
+        for path in ("/v1/models/embedder:predict", "/v2/models/embedder/infer"):
+            refused = httpx.post(server.url + path, content=b" " * 1001, headers=JSON)
+            assert (refused.status_code, "1000 bytes (max_body_bytes)" in refused.text) == (413, True)
+
+
+def test_lists_and_objects_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_items, "_MOST_LISTS", 10)
+    with listening(function()[0]) as server:
+
+        def predict(*instances: Any, headers: Any = None) -> httpx.Response:
+            url = f"{server.url}/v1/models/function:predict"
+            return httpx.post(url, json={"instances": instances}, headers=headers)
+
+        def infer(document: str) -> httpx.Response:
+            tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [document]}
+            return httpx.post(f"{server.url}/v2/models/function/infer", json={"inputs": [tensor]})
+
+        for headers in ({}, {"Sec-Fetch-Site": "same-origin"}):
+            refused = predict(*[[]] * 9, headers=headers)
+            assert (refused.status_code, "more than 10 lists and objects" in refused.text) == (400, True)
+            assert predict(*[[]] * 8, headers=headers).status_code == 200
+            assert predict("[" * 20, '"\\"[{' * 9, "\\[" * 20, headers=headers).status_code == 200
+        for body in (b'{"instances": [' + b"[" * 20, b'{"instances": ["' + b'\\"[' * 20 + b"[" * 20):
+            answer = httpx.post(f"{server.url}/v1/models/function:predict", content=body, headers=JSON)
+            assert answer.status_code == 400
+        assert infer('"[[[[[[[[[["').status_code == 200
+        assert infer("[[[[[[]]]]]]").status_code == 200
+        refused = infer("[" + "[]," * 10 + "[]]")
+        assert (refused.status_code, "input 'input' has more than 10" in refused.text) == (400, True)
+
+
+def test_answers_of_texts_are_bounded(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_items, "MAX_NUMBERS", 16)
+    for number, status in ((2, 200), (3, 400)):
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [number], "data": ["fox"] * number}
+        for path, body in (
+            ("/v2/models/embedder/infer", {"inputs": [tensor]}),
+            ("/v1/models/embedder:predict", {"instances": ["fox"] * number}),
+        ):
+            answer = httpx.post(server.url + path, json=body)
+            assert (answer.status_code, "more than 16 numbers" in answer.text) == (status, status == 400)
 
 
 def test_a_body_may_be_one_inputs_bytes_alone(server: Listening) -> None:

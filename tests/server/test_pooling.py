@@ -110,6 +110,11 @@ def test_texts_are_cut_where_that_is_asked_for(server: Listening) -> None:
         refused = post(server, path, **body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert post(server, path, **body, truncate_prompt_tokens=-1).json()["usage"]["prompt_tokens"] == 40
+    long = {"model": "embedder", "text_1": ["fox", "a"], "text_2": ["fox", "fox " * 60]}
+    assert post(server, "/v1/score", **long).json()["error"]["param"] == "text_2"
+    assert post(server, "/v1/score", **long).json()["error"]["message"].startswith("text_2[1]: ")
+    long = {"model": "embedder", "queries": "fox " * 60, "text_2": ["fox", "fox"]}
+    assert post(server, "/v1/score", **long).json()["error"]["param"] == "queries"
     pair = {"model": "reranker", "text_1": "fox", "text_2": "fox " * 60}
     assert post(server, "/v1/score", **pair).status_code == 400
     assert post(server, "/v1/score", **pair, truncate_prompt_tokens=20).json()["usage"]["prompt_tokens"] == 20
@@ -135,6 +140,8 @@ def test_texts_are_cut_where_that_is_asked_for(server: Listening) -> None:
         ("/pooling", {"input": "a", "model": "classifier", "dimensions": 1}, "dimensions"),
         ("/pooling", {"input": "a", "model": "embedder", "task": "token_embed", "dimensions": 2}, "dimensions"),
         ("/pooling", {"input": "a", "model": "embedder", "encoding_format": "x"}, "encoding_format"),
+        ("/pooling", {"input": "a", "model": "embedder", "use_activation": False}, "use_activation"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "model": "embedder", "activation": False}, "activation"),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -1,6 +1,8 @@
 """KServe v1's :predict: any JSON, tensors and texts in, predictions out; parts of streaming models as they come."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,16 @@ import numpy as np
 import pytest
 from support.items_harness import Listening, adder, counter, embedder, embedding, function, ids_of, listening, reranker
 
+from chairlift.core.items.item import Failure
+from chairlift.engine.items.call import CallFailed
 from chairlift.errors import BadItem, QueueFull, RequestFailed
+from chairlift.server import direct
+from chairlift.server.http import exchange
+from chairlift.server.http.exchange import Terms
+from chairlift.server.models import item_service
+from chairlift.server.models.result_size import size_of
+from chairlift.server.oip import predict as predict_route
+from chairlift.server.oip import tensor_items
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +86,33 @@ def test_an_item_that_the_model_refuses_is_the_clients_fault_and_named() -> None
         assert (answer.status_code, answer.json()) == (400, {"error": "item 0: no number"})
 
 
+def test_a_request_whose_items_end_workers_takes_no_other_along() -> None:
+    service, dispatcher = function()
+
+    def compute(payloads: list[Any]) -> list[Any]:
+        if "bad" in payloads:
+            raise CallFailed(Failure.DIED, "died")
+        return payloads
+
+    async def go() -> None:
+        dispatcher.compute = compute
+        dispatcher.held = True
+        first = asyncio.ensure_future(service.infer([0], Terms()))
+        await asyncio.sleep(0.01)
+        bad = asyncio.ensure_future(service.infer(["bad"] * 31, Terms()))
+        await asyncio.sleep(0)
+        good = asyncio.ensure_future(service.infer(["good"], Terms()))
+        await asyncio.sleep(0)
+        dispatcher.held = False
+        assert [answer.value for answer in await good] == ["good"]
+        with pytest.raises(RequestFailed, match="died"):
+            await bad
+        await first
+        assert dispatcher.batches[:2] == [1, 32]
+
+    asyncio.run(go())
+
+
 def test_results_that_are_no_json_are_the_models_fault() -> None:
     service, dispatcher = function()
     dispatcher.compute = lambda payloads: [object() for _ in payloads]
@@ -99,6 +137,71 @@ def test_a_streaming_model_sends_parts_as_lines_or_events() -> None:
         plain = f"{server.url}/v1/models/function:predict"
         refused = httpx.post(plain, json={"instances": [1]}, headers={"Accept": "text/event-stream"})
         assert (refused.status_code, "does not stream" in refused.json()["error"]) == (400, True)
+
+
+def test_large_answers_are_written_beside_the_loop(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def watch(module: Any, name: str) -> None:
+        plain = getattr(module, name)
+
+        def watched(*given: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return plain(*given)
+
+        monkeypatch.setattr(module, name, watched)
+
+    def ask() -> None:
+        assert predict(server, "function", ["fox"]).status_code == 200
+        tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ['"fox"']}
+        assert httpx.post(f"{server.url}/v2/models/function/infer", json={"inputs": [tensor]}).status_code == 200
+
+    # The direct way is for small requests only.
+    monkeypatch.setattr(direct.Direct, "take", lambda *given: None)
+    watch(predict_route, "write_predictions")
+    watch(tensor_items, "join")
+    ask()
+    monkeypatch.setattr(exchange, "INLINE_SIZE", 2)
+    ask()
+    assert [name.startswith("asyncio_") for name in threads] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("abc", 3),
+        ([1, 2.5, True], 24),
+        ({"ab": [1, "abc"], "c": None}, 2 + 1 + 16 + 8 + 3 + 8),
+        (np.zeros((2, 3), np.float32), 48),
+        (np.array([b"abc", b"d"], object), 16 + 4),
+        (["a" * 50] * 100, 850),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_result(value: Any, size: int) -> None:
+    assert size_of(value, 840) == size
+
+
+def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_service, "_MOST_UNREAD", 4000)
+    service, dispatcher = counter()
+
+    async def go() -> None:
+        read = [index async for index, _ in service.stream([1000], Terms())]
+        assert len(read) == 1000, "who reads what comes gets all of it"
+        slow = service.stream([20], Terms())
+        assert (await anext(slow))[1]["count"] == 0
+        while dispatcher.waiting:
+            await asyncio.sleep(0.001)
+        assert len([part async for part in slow]) == 19, "a little may wait"
+        slow = service.stream([1000], Terms())
+        await anext(slow)
+        while dispatcher.waiting:
+            await asyncio.sleep(0.001)
+        with pytest.raises(QueueFull, match="more than 4000 characters of its stream unread"):
+            await anext(slow)
+
+    asyncio.run(go())
 
 
 def test_a_stream_that_fails_says_so() -> None:

@@ -20,6 +20,7 @@ from support.items_harness import (
     reranker,
 )
 
+from chairlift.core.items.limits import BatchLimits
 from chairlift.errors import DeadlineExceeded, QueueFull, RequestFailed, Unavailable
 
 QUERY = "quick fox"
@@ -108,6 +109,8 @@ def test_long_documents_are_cut(server: Listening) -> None:
         ({"documents": [{"title": "x"}]}, "documents[0]"),
         ({"documents": [{"text": "x"}], "rank_fields": ["title"]}, "title"),
         ({"rank_fields": []}, "rank_fields"),
+        ({"documents": [{"a": "x"}], "rank_fields": ["a", "a"]}, "rank_fields"),
+        ({"documents": [dict.fromkeys("abc", "x")], "rank_fields": [str(i) for i in range(65)]}, "rank_fields"),
         ({"top_n": 0}, "top_n"),
         ({"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
         ({"max_chunks_per_doc": 10}, "max_chunks_per_doc"),
@@ -123,6 +126,14 @@ def test_bad_values_are_refused_by_name(server: Listening, body: dict[str, Any],
     assert answer.status_code == 400
     assert word in answer.json()["message"]
     assert answer.json()["detail"] == answer.json()["message"]
+
+
+def test_documents_are_counted_before_anything_is_made_of_them() -> None:
+    service, dispatcher = reranker()
+    dispatcher.limits = BatchLimits(max_waiting=2)
+    with listening(service) as alone:
+        refused = post(alone, "/v1/rerank", query=QUERY, documents=[{"title": "x"}] * 3)
+        assert (refused.status_code, "3 inputs are more than the queue of 2" in refused.text) == (400, True)
 
 
 # TEI
@@ -153,7 +164,13 @@ def test_tei_embed_options(server: Listening) -> None:
     np.testing.assert_allclose(post(server, "/embed", inputs=[ids]).json(), [embedding(ids)], rtol=1e-5, atol=1e-6)
     with_prompt = post(server, "/embed", inputs="world", prompt_name="query").json()
     np.testing.assert_allclose(with_prompt, [embedding(ids)], rtol=1e-5, atol=1e-6)
-    assert len(post(server, "/embed", inputs="world", dimensions=3).json()[0]) == 3
+    np.testing.assert_allclose(post(server, "/embed", inputs=ids).json(), [embedding(ids)], rtol=1e-5, atol=1e-6)
+    cut = embedding(ids_of("world"))[:3]
+    made = post(server, "/embed", inputs="world", dimensions=3).json()
+    np.testing.assert_allclose(made, [cut / np.linalg.norm(cut)], rtol=1e-5, atol=1e-6)
+    with listening(embedder(normalized=False)[0]) as plain:
+        made = post(plain, "/embed", inputs="world", dimensions=3, normalize=False).json()
+    np.testing.assert_allclose(made, [cut], rtol=1e-5, atol=1e-6)
     long = " ".join(["hello"] * 60 + ["fox"] * 60)
     whole = ids_of(long)
     for direction, kept in (("right", whole[1 : MAX_TOKENS - 1]), ("left", whole[-MAX_TOKENS + 1 : -1])):

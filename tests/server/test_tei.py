@@ -24,8 +24,9 @@ from support.items_harness import (
 from chairlift import __version__
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo
+from chairlift.server.http import exchange
 from chairlift.server.http.exchange import INLINE_SIZE
-from chairlift.server.items import embeddings
+from chairlift.server.items import embeddings, pooling, tei
 from chairlift.server.models.item_host import about_of
 from chairlift.text import encoding
 
@@ -111,6 +112,50 @@ def test_embeddings_of_all_tokens_are_bounded(server: Listening, monkeypatch: py
     monkeypatch.setattr(embeddings, "MAX_NUMBERS", 100)
     refused = post(server, "/embed_all", inputs=["the quick brown fox"] * 3, model="embedder")
     assert (refused.status_code, "more than 100 numbers" in refused.text) == (413, True)
+    service, _ = embedder()
+    assert service.info is not None
+    # What a Dense module makes of a text says nothing of its tokens.
+    service.info.dimensions, service.info.hidden_size = 1, 60
+    with listening(service) as alone:
+        assert "2 tokens of 60 numbers" in post(alone, "/embed_all", inputs=[[1, 2]]).text
+        assert post(alone, "/embed_all", inputs=[1]).status_code == 200
+
+
+def test_large_answers_are_written_beside_the_loop(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def watch(module: Any, name: str) -> None:
+        plain = getattr(module, name)
+
+        def watched(*given: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return plain(*given)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for module, name in ((tei, "_words"), (tei, "_predictions"), (pooling, "_labelled")):
+        watch(module, name)
+    monkeypatch.setattr(exchange, "INLINE_SIZE", 2)
+    service, _ = embedder("splade")
+    assert service.info is not None
+    service.info.pooling = "splade"
+    with listening(service) as alone:
+        assert post(alone, "/embed_sparse", inputs="fox").status_code == 200
+    assert post(server, "/predict", inputs="fox", model="classifier").status_code == 200
+    assert post(server, "/classify", input="fox", model="classifier").status_code == 200
+    assert len(threads) == 3
+    assert all(name.startswith("asyncio_") for name in threads)
+
+
+def test_what_is_too_long_is_called_by_its_name(server: Listening) -> None:
+    long = "fox " * MAX_TOKENS
+    inputs = {"source_sentence": "fox", "sentences": ["fox", long]}
+    assert "inputs.sentences[1]: " in post(server, "/similarity", inputs=inputs, model="embedder").text
+    inputs = {"source_sentence": long, "sentences": ["fox"]}
+    assert "inputs.source_sentence: " in post(server, "/similarity", inputs=inputs, model="embedder").text
+    mixed = [["fox", "fox"], ["fox"], [long], ["fox", long]]
+    assert "inputs[2]: " in post(server, "/predict", inputs=mixed, model="classifier").text
+    assert "inputs[2]: " in post(server, "/predict", inputs=[*mixed[:2], mixed[3]], model="classifier").text
 
 
 def test_sparse_embeddings(server: Listening) -> None:
@@ -202,6 +247,9 @@ def test_many_ids_are_decoded_beside_the_loop(server: Listening, monkeypatch: py
         ("/decode", {"ids": [10**6]}, 422),
         ("/decode", {"ids": "x"}, 422),
         ("/embed_all", {"inputs": []}, 400),
+        ("/embed_all", {"inputs": [1, "a"]}, 422),
+        ("/embed_all", {"inputs": [1, [2]]}, 422),
+        ("/embed_all", {"inputs": [[1], []]}, 400),
         ("/embed_all", {"inputs": "fox " * MAX_TOKENS}, 413),
     ],
     ids=lambda value: str(value)[:40],

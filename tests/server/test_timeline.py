@@ -23,6 +23,7 @@ from chairlift.server.models.timeline import ModelSnapshot, snapshot, trace_docu
 
 NOBODY = Viewer(None, False)
 NOW = 1000.0
+THERE = {"sec-fetch-site": "cross-site", "host": "127.0.0.1"}
 
 
 def ended(name: str, end: float, queued: float, prefill: float, decode: float, **more: Any) -> EndedRequest:
@@ -201,5 +202,7 @@ def test_only_admins_and_this_machine_see_it(tmp_path: Path) -> None:
         assert len(ids) == 1, "an admin sees the requests of all"
         far = await Front().call("GET", "/v1/trace")
         assert (far.status, far.error["code"]) == (403, "not_local")
+        elsewhere = await Front().call("GET", "/v1/trace", headers=THERE, client="127.0.0.1")
+        assert (elsewhere.status, elsewhere.error["code"]) == (403, "cross_origin")
 
     run(go)

@@ -129,6 +129,7 @@ def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, LocalDis
         dtype="float32",
         max_tokens=MAX_TOKENS,
         dimensions=DIMENSIONS,
+        hidden_size=DIMENSIONS,
         pooling="mean",
         normalized=more.pop("normalized", True),
         vocab_size=120,

@@ -18,7 +18,8 @@ DEADLY = (Failure.DIED, Failure.TIMED_OUT)
 class Setup(NamedTuple):
     """A scheduler's configuration. With `culprits` only batches that hold one of these ids fail: by raising, or dying.
 
-    At most four of them, since with more the model itself is taken to be at fault.
+    At most four of them, since with more the model itself is taken to be at fault. Where they die, one may be a request
+    with any number of items.
     """
 
     limits: BatchLimits
@@ -26,6 +27,9 @@ class Setup(NamedTuple):
     culprits: frozenset[str] | None = None
     ahead: bool = False
     deadly: bool = False
+
+    def blames(self, item: Item) -> bool:
+        return self.culprits is not None and not self.culprits.isdisjoint({item.id, item.request})
 
     def scheduler(self) -> ItemScheduler:
         return ItemScheduler(self.limits, self.num_instances, self.ahead)
@@ -246,7 +250,7 @@ class World:
             errors = {}
             if failure is not Failure.UNTRIED:
                 blow = Failure.DIED if self.setup.deadly else Failure.RAISED
-                failure = blow if any(i.id in self.setup.culprits for i in batch.items) else None
+                failure = blow if any(map(self.setup.blames, batch.items)) else None
         outcome = BatchResult(seconds=seconds, failure=failure, detail="broke", errors=errors, idle=idle)
         self._record("update", batch.id, outcome, self.now)
         ended = self.scheduler.update(batch, outcome, self.now)
@@ -300,7 +304,7 @@ class World:
         assert ended.detail.startswith("broke")
         if self.setup.culprits is not None:
             tried_again = self.limits.retries > 0 if self.setup.deadly else self.limits.bisect
-            assert ended.id in self.setup.culprits or not tried_again, "an innocent item failed"
+            assert self.setup.blames(self.guests[ended.id].item) or not tried_again, "an innocent item failed"
 
     def lose(self, number: int) -> None:
         self._record("lose", number)

@@ -8,9 +8,9 @@ import pytest
 from support.text_tokenizers import KINDS, build
 from tokenizers import processors
 
-from chairlift.errors import InvalidRequest, UnsupportedModel
+from chairlift.errors import InputTooLong, InvalidRequest, UnsupportedModel
 from chairlift.text import encoding
-from chairlift.text.encoding import TextEncoder
+from chairlift.text.encoding import Cut, TextEncoder
 from chairlift.text.tokenizer import Tokenizer, encode_all
 
 TEXTS = ["hello world", "the quick brown fox sees and sees hello world hello", "Hello", ""]
@@ -84,6 +84,57 @@ def test_many_are_encoded_some_at_a_time(folder: Path, monkeypatch: pytest.Monke
     assert [encoder.encode_texts(TEXTS), encoder.encode_pairs(PAIRS)] == whole
     assert len(sizes) > 2
     assert sum(sizes) == len(TEXTS) + len(PAIRS)
+
+
+def test_what_has_to_be_tokenized_of_a_text_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_SLICE_CHARS", 400)
+    encoder, longest = TextEncoder(folder, 20), [0]
+
+    def watched(text: str) -> int:
+        longest.append(len(text))
+        return plain_count(text)
+
+    def encoded(backend: Any, texts: Any, *more: Any) -> Any:
+        longest.append(sum(len(part) for text in texts for part in ((text,) if isinstance(text, str) else text)))
+        return encode_all(backend, texts, *more)
+
+    plain_count = encoder._lengths.count
+    monkeypatch.setattr(encoder._lengths, "count", watched)
+    monkeypatch.setattr(encoding, "encode_all", encoded)
+    # Where it could be cut is too far away; a normalizer makes 18 letters of this one.
+    for text in ("." * 401, "." * 450 + " a b " + "." * 450, "\ufdfa" * 23):
+        for cut in (True, Cut(side="left")):
+            with pytest.raises(InputTooLong, match="characters that would have to be tokenized, more than 4") as found:
+                encoder.encode_texts(["hello", text], truncate=cut)
+            assert found.value.index == 1
+            with pytest.raises(InputTooLong):
+                encoder.encode_pairs([("hello", text)], truncate=cut)
+        for refused in (encoder.encode_texts, encoder.tokens):
+            with pytest.raises(InputTooLong):
+                refused([text])
+    with pytest.raises(InputTooLong):
+        encoder.encode_pairs([("." * 201, "." * 201)], truncate=True)
+    assert max(longest) <= 400
+    # What is cut where words end needs no more than its head.
+    words = "hello world " * 1000
+    assert encoder.encode_texts([words], truncate=True) == encoder.encode_texts([words[:396]], truncate=True)
+    assert len(encoder.encode_pairs([("fox", words)], truncate=True)[0].token_ids) == 20
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        encoder.encode_texts([words + "\ud800"], truncate=True)
+    # A model that takes more tokens takes longer texts.
+    assert len(TextEncoder(folder, 100).encode_texts(["." * 1000], truncate=True)[0].token_ids) == 100
+    assert len(encoder.tokens(["fox " * 90] * 3)) == 3
+    assert max(longest) <= 1000
+
+
+def test_tokens_are_told_as_they_are_in_the_text(folder: Path) -> None:
+    """Also where its small letters are more than it has."""
+    encoder = TextEncoder(folder, 100, lowercase=True)
+    text = "HELLO \u0130 World"
+    (tokens,) = encoder.tokens([text])
+    assert all(token.text == text[token.start : token.stop] for token in tokens if token.start is not None)
+    assert tokens[-2].stop == len(text)
+    assert "HELLO" in "".join(token.text for token in tokens)
 
 
 def test_lowercase(folder: Path) -> None:

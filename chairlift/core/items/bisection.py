@@ -20,14 +20,22 @@ _TOO_MANY = "; smaller batches of the same items failed as well, too many to loo
 
 
 class Bisection(msgspec.Struct, eq=False):
-    """What may still be spent on all that a failed batch was split into: calls of halves, and calls that are deadly.
+    """What may be spent on all that a failed batch was split into: calls of halves, and calls that are deadly.
 
-    `room` is what batches could hold before it failed.
+    Of these as many for the items of each request, and requests that have any. `deaths` counts them, by request; those
+    of items of several are by None. `room` is what batches could hold before it failed.
     """
 
     calls_left: int
-    deaths_left: int
+    most_deaths: int
     room: Room
+    deaths: dict[str | None, int] = msgspec.field(default_factory=dict)
+
+    def spent_by(self, request: str | None) -> bool:
+        """Whether a request has had all deaths that it may have; or with None, whether all of them together have."""
+        if request is not None:
+            return self.deaths.get(request, 0) > self.most_deaths
+        return self.deaths.get(None, 0) + len(self.deaths.keys() - {None}) > self.most_deaths
 
 
 class BatchPart(msgspec.Struct, eq=False):
@@ -120,9 +128,11 @@ class Bisections(dict[str, BatchPart]):
             return Blame("", [], deadly and alone)
         search = self._begin(batch, room) if part is None else part.search
         if deadly and not (part is None or part.again):
-            search.deaths_left -= 1
-            if search.deaths_left < 0:
-                return Blame(_TOO_MANY, self._give_up(search))
+            request = _request_of(batch.items)
+            search.deaths[request] = search.deaths.get(request, 0) + 1
+            for spender in (None, request):
+                if search.spent_by(spender):
+                    return Blame(_TOO_MANY, self._give_up(search, spender))
         if deadly and alone and items[0].attempts > self._limits.retries:
             return Blame(f" (in each of {items[0].attempts} calls)", [], deadly=True)
         if failure is Failure.RAISED:
@@ -155,13 +165,20 @@ class Bisections(dict[str, BatchPart]):
         for part in parts:
             self.update((item.id, part) for item in part.items)
 
-    def _give_up(self, search: Bisection) -> list[Item]:
-        """Take out everyone who waits in a search."""
+    def _give_up(self, search: Bisection, request: str | None) -> list[Item]:
+        """Take out everyone who waits in a search, or of them those of a request."""
         items = [item for part in self._parts if part.search is search for item in part.items]
-        self._parts = deque(part for part in self._parts if part.search is not search)
-        self._forget(items)
-        return items
+        gone = [item for item in items if request in (None, _request_of([item]))]
+        for item in gone:
+            self.remove(item.id)
+        return gone
 
     def _forget(self, items: list[Item]) -> None:
         for item in items:
             del self[item.id]
+
+
+def _request_of(items: list[Item]) -> str | None:
+    """The request that all these items came in, or None."""
+    requests = {item.request or item.id for item in items}
+    return requests.pop() if len(requests) == 1 else None

@@ -15,7 +15,8 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     `shape_key` share a batch; ragged runners give all the same. `arrival` and `deadline` are seconds on the clock that
     `schedule(now)` is given. `priority` 0 is the default, lower is sooner. `attempts` counts the calls that it was in
     and that did not give it an answer. A `background` item runs only while no live one waits; its priority counts among
-    its like.
+    its like. `request` is the same for items that came in one, of which one that fails is an answer to all; None where
+    the item is all there is.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Item(msgspec.Struct, kw_only=True, eq=False):
     deadline: float | None = None
     attempts: int = 0
     background: bool = False
+    request: str | None = None
 
 
 class Batch(msgspec.Struct, kw_only=True, eq=False):

@@ -171,8 +171,9 @@ class Dispatcher:
         background: bool = False,
         on_part: OnPart | None = None,
         owner: Hashable = None,
+        request: str | None = None,
     ) -> asyncio.Future[Answer]:
-        """Queue one payload; `size`, `shape_key` and `background` as in `Item`, `timeout` in seconds from now.
+        """Queue one payload; `size`, `shape_key`, `background` and `request` as in `Item`, `timeout` is from now on.
 
         Its id begins with `id_prefix`, and it is among the `items_of` its `owner`. `on_part` hears of the parts of a
         streaming model's result, which then need not be in the answer. Raises QueueFull, InvalidRequest or Unavailable.
@@ -197,6 +198,7 @@ class Dispatcher:
             priority=priority,
             deadline=None if timeout is None else now + timeout,
             background=background,
+            request=request,
         )
         try:
             self.scheduler.add(item)

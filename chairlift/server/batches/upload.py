@@ -275,6 +275,10 @@ def _give(request: Request, size: int) -> None:
 
 
 def _boundary(request: Request) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        problem = f"an upload with Content-Encoding {encoding[:_MAX_NAME]} is not supported; send the file as it is"
+        raise ApiError(415, problem, code="unsupported_encoding")
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary")
     if kind != _FORM or not boundary:

@@ -85,11 +85,11 @@ async def encode_input(service: ItemService, inputs: str | Sequence[Any], trunca
     raise InvalidRequest(f"input must be {wanted}, not a mixture", _FIELD)
 
 
-def whole_texts(encodings: Sequence[Encoding], dimensions: int | None) -> list[Encoding]:
+def whole_texts(encodings: Sequence[Encoding], info: ItemInfo) -> list[Encoding]:
     """The same, for a vector of every token. Raises ApiError where these would be too many numbers."""
-    numbers = count(encodings) * (dimensions or 1)
-    if numbers > MAX_NUMBERS:
-        problem = f"{count(encodings)} tokens of {dimensions} numbers each are more than {MAX_NUMBERS} numbers"
+    width = info.hidden_size or 1
+    if count(encodings) * width > MAX_NUMBERS:
+        problem = f"{count(encodings)} tokens of {width} numbers each are more than {MAX_NUMBERS} numbers"
         raise ApiError(400, f"{problem}; send fewer or shorter inputs", _FIELD, "too_many_inputs")
     return [msgspec.structs.replace(encoding, every_token=True) for encoding in encodings]
 
@@ -129,11 +129,15 @@ def check_dimensions(info: ItemInfo, dimensions: int | None) -> None:
         raise InvalidRequest(message, "dimensions")
 
 
-def stack(values: Sequence[npt.ArrayLike], dimensions: int | None = None, normalize: bool = False) -> Vectors:
-    """One row for each vector; a shortened one is brought back to length 1, as Matryoshka models are meant to be."""
+def stack(values: Sequence[npt.ArrayLike], dimensions: int | None = None, normalize: bool | None = None) -> Vectors:
+    """One row for each vector; unless the caller says whether to, a shortened one is brought back to length 1.
+
+    So Matryoshka models are meant to be used.
+    """
     rows: Vectors = np.asarray(values, dtype=np.float32)
     if dimensions is not None and dimensions < rows.shape[1]:
-        rows, normalize = rows[:, :dimensions], True
+        rows = rows[:, :dimensions]
+        normalize = True if normalize is None else normalize
     if normalize:
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         rows = (rows / np.where(norms > 0, norms, 1)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,12 +25,21 @@ from chairlift.server.items.embeddings import (
     stack,
     whole_texts,
 )
-from chairlift.server.items.texts import check_not_empty, check_repeated, count, from_pairs, from_texts, run
+from chairlift.server.items.texts import (
+    check_not_empty,
+    check_number,
+    check_repeated,
+    count,
+    from_pairs,
+    from_texts,
+    run,
+)
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 
 TextInputs = str | list[str | Int | list[Int]]
+T = TypeVar("T")
 
 
 class PoolingBase(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,18 +95,24 @@ async def score(request: Request) -> Response:
     """How well texts go together: by a reranker's scores, or the cosine of embeddings."""
     body = await read_json(request, _score_decoder)
     service = asked_model(request, body.model)
-    pairs = _pairs(body)
+    first, second = _sides(body)
+    _check_activation(service, body)
     cut = cut_to(service, body.truncate_prompt_tokens)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
         if service.task == "embed":
-            texts = [service.default_prompt + text for pair in pairs for text in pair]
-            encodings = await from_texts(service, texts, cut, "text_1")
+            check_number(service, 2 * len(second.texts), second.name)
+            ones, others = [
+                await from_texts(service, [service.default_prompt + text for text in side.texts], cut, side.name)
+                for side in (first, second)
+            ]
+            encodings = [each for pair in zip(_repeated(ones, len(others)), others, strict=True) for each in pair]
             answers = await run(service, encodings, terms)
             rows = stack([answer.value for answer in answers], normalize=True)
             scores: Scores = np.einsum("ij,ij->i", rows[::2], rows[1::2]).astype(np.float64)
         else:
-            encodings = await from_pairs(service, pairs, cut, "text_2")
+            pairs = list(zip(_repeated(first.texts, len(second.texts)), second.texts, strict=True))
+            encodings = await from_pairs(service, pairs, cut, second.name)
             answers = await run(service, encodings, terms)
             logits = first_logits([answer.value for answer in answers])
             scores = sigmoid(logits) if body.activates else logits
@@ -105,9 +120,16 @@ async def score(request: Request) -> Response:
     return as_json(_document("score", service, data, encodings), timing_headers(answers))
 
 
-def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
-    """The pairs that are compared, in the order of the answer."""
-    sides: list[list[str]] = []
+class _Side(NamedTuple):
+    """One side of what is compared, and the name that the client has for it."""
+
+    name: str
+    texts: list[str]
+
+
+def _sides(body: ScoreBody) -> tuple[_Side, _Side]:
+    """What is compared, in the order of the answer: one text, or as many as there are on the other side."""
+    sides: list[_Side] = []
     for names in (("text_1", "queries"), ("text_2", "documents")):
         given = [(name, value) for name in names if (value := getattr(body, name)) is not None]
         if len(given) != 1:
@@ -115,17 +137,29 @@ def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
         (name, value) = given[0]
         texts = [value] if isinstance(value, str) else value
         check_not_empty(texts, name)
-        sides.append(texts)
+        sides.append(_Side(name, texts))
     first, second = sides
-    if len(first) == 1:
-        check_repeated(first[0], len(second), "text_1")
-        first = first * len(second)
-    if len(first) != len(second):
-        problem = f"text_1 must be one text, or as many as text_2: got {len(first)} and {len(second)}"
-        raise InvalidRequest(problem, "text_1")
-    if len(second) > MAX_INPUTS:
-        raise ApiError(400, f"{len(second)} pairs are more than {MAX_INPUTS}", "text_2", "too_many_inputs")
-    return list(zip(first, second, strict=True))
+    number = len(second.texts)
+    if number > MAX_INPUTS:
+        raise ApiError(400, f"{number} pairs are more than {MAX_INPUTS}", second.name, "too_many_inputs")
+    if len(first.texts) == 1:
+        check_repeated(first.texts[0], number, first.name)
+    elif len(first.texts) != number:
+        problem = f"{first.name} must be one text, or as many as {second.name}: got {len(first.texts)} and {number}"
+        raise InvalidRequest(problem, first.name)
+    return first, second
+
+
+def _repeated(side: list[T], number: int) -> list[T]:
+    return side * number if len(side) == 1 else side
+
+
+def _check_activation(service: ItemService, body: PoolingBase) -> None:
+    """Refuse to leave out what embedders don't have."""
+    for name in ("use_activation", "activation"):
+        if service.task == "embed" and getattr(body, name) is False:
+            problem = f"{name} can't be false: `{service.name}` is an embedder, and makes no probabilities of logits"
+            raise InvalidRequest(problem, name)
 
 
 async def classify(request: Request) -> Response:
@@ -133,17 +167,25 @@ async def classify(request: Request) -> Response:
     body = await read_json(request, _classify_decoder)
     service = asked_model(request, body.model)
     info = service.loaded()
-    labels = info.labels
     async with until_gone(request.receive):
         encodings = await encode_input(service, body.input, body.truncate_prompt_tokens)
         answers = await run(service, encodings, terms_of(request.scope, body.priority))
-    data = []
-    for index, answer in enumerate(answers):
-        scores = _activated(info, answer.value, body.activates)
-        best = int(scores.argmax())
-        label = labels[best] if best < len(labels) else None
-        data.append({"index": index, "label": label, "probs": scores.tolist(), "num_classes": scores.size})
-    return as_json(_document("classify", service, data, encodings), timing_headers(answers))
+        values = [answer.value for answer in answers]
+
+        def write() -> bytes:
+            data = [_labelled(info, index, value, body.activates) for index, value in enumerate(values)]
+            return msgspec.json.encode(_document("classify", service, data, encodings))
+
+        raw = await off_loop(sum(map(np.size, values)), write)
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+def _labelled(info: ItemInfo, index: int, logits: Any, activates: bool) -> dict[str, Any]:
+    """One input's likeliest label, and the probabilities of all."""
+    scores = _activated(info, logits, activates)
+    best = int(scores.argmax())
+    label = info.labels[best] if best < len(info.labels) else None
+    return {"index": index, "label": label, "probs": scores.tolist(), "num_classes": scores.size}
 
 
 async def pooling(request: Request) -> Response:
@@ -156,11 +198,12 @@ async def pooling(request: Request) -> Response:
         raise InvalidRequest(f"`{service.name}` can't {body.task}: its task is {info.task}", "task")
     if body.dimensions is not None and (not embeds or body.task == "token_embed"):
         raise InvalidRequest("dimensions are those of embeddings of whole inputs", "dimensions")
+    _check_activation(service, body)
     check_dimensions(info, body.dimensions)
     async with until_gone(request.receive):
         encodings = await encode_input(service, body.input, body.truncate_prompt_tokens)
         if body.task == "token_embed":
-            encodings = whole_texts(encodings, info.dimensions)
+            encodings = whole_texts(encodings, info)
         answers = await run(service, encodings, terms_of(request.scope, body.priority))
         values = [answer.value for answer in answers]
         if not embeds:

@@ -30,6 +30,8 @@ from chairlift.server.openai.body_types import Int
 from chairlift.text.encoding import Cut
 
 Document = str | dict[str, Any]
+# Fields of a document that are compared.
+_MAX_RANK_FIELDS = 64
 
 
 class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +70,7 @@ async def rerank(request: Request) -> Response:
             return as_api_error(error).response(tei_shape)
     body = decode(raw, _decoder)
     service = asked_model(request, body.model)
+    service.check_count(len(body.documents))
     _check(body)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
@@ -94,6 +97,10 @@ def _check(body: RerankBody) -> None:
         raise InvalidRequest("relevant_spans is not supported", "relevant_spans")
     if body.rank_fields is not None and not body.rank_fields:
         raise InvalidRequest("rank_fields must not be empty", "rank_fields")
+    fields = body.rank_fields or []
+    if len(fields) > _MAX_RANK_FIELDS or len(set(fields)) < len(fields):
+        problem = f"rank_fields may have {_MAX_RANK_FIELDS} names, each of them once, got {len(fields)}"
+        raise InvalidRequest(f"{problem} with {len(set(fields))} different ones", "rank_fields")
 
 
 def _text(body: RerankBody, index: int) -> str:

@@ -57,7 +57,7 @@ class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class EmbedBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /embed."""
 
-    inputs: Annotated[str | list[str | list[Int]], Meta(examples=["What is batching?"])]
+    inputs: Annotated[str | list[str | Int | list[Int]], Meta(examples=["What is batching?"])]
     normalize: bool = True
     prompt_name: str | None = None
     dimensions: Int | None = None
@@ -81,7 +81,7 @@ class TeiPredictBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
 class EmbedAllBody(TeiBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /embed_all."""
 
-    inputs: Annotated[str | list[str | list[Int]], Meta(examples=["What is batching?"])]
+    inputs: Annotated[str | list[str | Int | list[Int]], Meta(examples=["What is batching?"])]
     prompt_name: str | None = None
 
 
@@ -171,9 +171,8 @@ async def _embed(request: Request, raw: bytes) -> Response:
     check_dimensions(info, body.dimensions)
     if not body.normalize and info.normalized:
         raise InvalidRequest("normalize can't be false: this model normalizes its embeddings itself", "normalize")
-    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     async with until_gone(request.receive):
-        encodings = await _encode(service, body, body.prompt_name, given)
+        encodings = await _encode(service, body, body.prompt_name, _given(body.inputs))
         answers = await run(service, encodings, terms_of(request.scope))
         rows = stack([answer.value for answer in answers], body.dimensions, body.normalize)
         written = await off_loop(rows.size, lambda: b"[%b]" % b",".join(as_numbers(rows)))
@@ -184,9 +183,8 @@ async def embed_all(request: Request) -> Response:
     """A vector for each token of each input, as the model's backbone gives it."""
     body = await read_json(request, _embed_all_decoder)
     service = asked_model(request, body.model)
-    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     async with until_gone(request.receive):
-        encodings = whole_texts(await _encode(service, body, body.prompt_name, given), service.loaded().dimensions)
+        encodings = whole_texts(await _encode(service, body, body.prompt_name, _given(body.inputs)), service.loaded())
         answers = await run(service, encodings, terms_of(request.scope))
         rows = [answer.value for answer in answers]
         raw = await off_loop(sum(map(np.size, rows)), lambda: b"[%b]" % b",".join(map(_matrix, rows)))
@@ -199,16 +197,17 @@ async def embed_sparse(request: Request) -> Response:
     service = asked_model(request, body.model)
     if service.loaded().pooling != SPLADE:
         raise ApiError(400, f"`{service.name}` is no SPLADE model; /embed has its embeddings", "model", "wrong_task")
-    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     async with until_gone(request.receive):
-        encodings = await _encode(service, body, body.prompt_name, given)
+        encodings = await _encode(service, body, body.prompt_name, _given(body.inputs))
         answers = await run(service, encodings, terms_of(request.scope))
-    found = []
-    for answer in answers:
-        weights = np.asarray(answer.value, dtype=np.float32)
-        words = weights.nonzero()[0]
-        found.append([{"index": int(word), "value": float(weights[word])} for word in words])
-    return as_json(found, timing_headers(answers))
+        rows = [answer.value for answer in answers]
+        raw = await off_loop(sum(map(np.size, rows)), lambda: msgspec.json.encode(list(map(_words, rows))))
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+
+
+def _words(row: npt.ArrayLike) -> list[dict[str, Any]]:
+    weights = np.asarray(row, dtype=np.float32)
+    return [{"index": int(word), "value": float(weights[word])} for word in weights.nonzero()[0]]
 
 
 def _matrix(rows: npt.ArrayLike) -> bytes:
@@ -225,7 +224,8 @@ async def similarity(request: Request) -> Response:
     terms = TeiBody(truncate=how.truncate, truncation_direction=how.truncation_direction)
     async with until_gone(request.receive):
         given = [body.inputs.source_sentence, *body.inputs.sentences]
-        encodings = await _encode(service, terms, how.prompt_name, given)
+        places = ["inputs.source_sentence", *(f"inputs.sentences[{i}]" for i in range(len(body.inputs.sentences)))]
+        encodings = await _encode(service, terms, how.prompt_name, given, places)
         answers = await run(service, encodings, terms_of(request.scope))
     rows = stack([answer.value for answer in answers], normalize=True)
     return as_json((rows[1:] @ rows[0]).tolist(), timing_headers(answers))
@@ -289,14 +289,16 @@ async def _predict(request: Request, raw: bytes) -> Response:
     if not inputs or any(not text for texts in inputs for text in texts):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
     async with until_gone(request.receive):
-        cut = _cut(body)
-        singles = await from_texts(service, [texts[0] for texts in inputs if len(texts) == 1], cut, "inputs")
-        pairs = await from_pairs(service, [(texts[0], texts[1]) for texts in inputs if len(texts) == 2], cut, "inputs")
-        kinds = {1: iter(singles), 2: iter(pairs)}
-        answers = await run(service, [next(kinds[len(texts)]) for texts in inputs], terms_of(request.scope))
-    info = service.loaded()
-    predictions = [_predictions(info, answer.value, function)[: parameters.top_k] for answer in answers]
-    return as_json(predictions[0] if single else predictions, timing_headers(answers))
+        encodings = await _encode_sequences(service, inputs, _cut(body), single)
+        answers = await run(service, encodings, terms_of(request.scope))
+        info, values = service.loaded(), [answer.value for answer in answers]
+
+        def write() -> bytes:
+            predictions = [_predictions(info, value, function, parameters.top_k) for value in values]
+            return msgspec.json.encode(predictions[0] if single else predictions)
+
+        raw = await off_loop(sum(map(np.size, values)), write)
+    return Response(raw, headers=timing_headers(answers), media_type="application/json")
 
 
 async def rerank(request: Request, raw: bytes) -> Response:
@@ -343,18 +345,29 @@ async def info(request: Request) -> Response:
     )
 
 
+def _given(inputs: str | list[str | int | list[int]]) -> list[str | int | list[int]]:
+    """The inputs, of which one may come as it is: a text or its token ids."""
+    if isinstance(inputs, str) or (inputs and all(isinstance(each, int) for each in inputs)):
+        return [cast(str | list[int], inputs)]
+    return inputs
+
+
 async def _encode(
-    service: ItemService, body: TeiBody, prompt_name: str | None, given: Sequence[str | list[int]]
+    service: ItemService,
+    body: TeiBody,
+    prompt_name: str | None,
+    given: Sequence[str | int | list[int]],
+    places: Sequence[str] | None = None,
 ) -> list[Encoding]:
-    """Texts with the prompt that was asked for, or token ids as they are."""
+    """Texts, which clients call by their `places`, with the prompt that was asked for; or token ids as they are."""
     _check_count(len(given), "inputs")
-    if not given or not all(given):
+    if not given or not all(isinstance(each, int) or each for each in given):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
     prompt = _prompt(service, prompt_name)
     cut = _cut(body)
     if all(isinstance(each, str) for each in given):
-        return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs")
-    if any(isinstance(each, str) for each in given):
+        return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs", places)
+    if not all(isinstance(each, list) for each in given):
         raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
     if prompt_name is not None:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
@@ -394,10 +407,26 @@ def _check_count(number: int, field: str) -> None:
         raise ApiError(413, f"{field} holds {number} inputs, more than {MAX_INPUTS}", field, "too_many_inputs")
 
 
-def _predictions(info: ItemInfo, logits: Any, function: str | None) -> list[dict[str, Any]]:
+async def _encode_sequences(
+    service: ItemService, inputs: list[list[str]], cut: Cut | None, single: bool
+) -> list[Encoding]:
+    """Texts and pairs in their order; where there are several, what is too long is told by its place among all."""
+    kinds = {}
+    for number in (1, 2):
+        found = [(texts, f"inputs[{index}]") for index, texts in enumerate(inputs) if len(texts) == number]
+        places = None if single else [place for _, place in found]
+        if number == 1:
+            made = await from_texts(service, [texts[0] for texts, _ in found], cut, "inputs", places)
+        else:
+            made = await from_pairs(service, [(texts[0], texts[1]) for texts, _ in found], cut, "inputs", places)
+        kinds[number] = iter(made)
+    return [next(kinds[len(texts)]) for texts in inputs]
+
+
+def _predictions(info: ItemInfo, logits: Any, function: str | None, most: int | None) -> list[dict[str, Any]]:
     scores = probabilities(np.ravel(logits), function or info.activation)
-    labels = info.labels or [f"LABEL_{index}" for index in range(scores.size)]
-    return [{"score": float(scores[i]), "label": labels[i]} for i in np.argsort(-scores, kind="stable")]
+    best = np.argsort(-scores, kind="stable")[:most]
+    return [{"score": float(scores[i]), "label": info.labels[i] if info.labels else f"LABEL_{i}"} for i in best]
 
 
 def _model_type(info: ItemInfo) -> dict[str, Any]:

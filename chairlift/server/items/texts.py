@@ -27,31 +27,39 @@ _EACH_TEXT = 32
 _MOST_REPEATED = 2**22
 
 
-async def from_texts(service: ItemService, texts: Sequence[str], cut: Cut | None, field: str) -> list[Encoding]:
-    """Encodings of texts. Without a cut, one that is too long is an error."""
-    _check_number(service, len(texts), field)
+async def from_texts(
+    service: ItemService, texts: Sequence[str], cut: Cut | None, field: str, places: Sequence[str] | None = None
+) -> list[Encoding]:
+    """Encodings of texts. Without a cut, one that is too long is an error; `places` are what clients call each."""
+    check_number(service, len(texts), field)
     encoder = encoder_of(service)
-    work = naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False))
+    work = naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False), places)
     return await off_loop(sum(map(len, texts)) + _EACH_TEXT * len(texts), work)
 
 
 async def from_pairs(
-    service: ItemService, pairs: Sequence[tuple[str, str]], cut: Cut | None, field: str
+    service: ItemService,
+    pairs: Sequence[tuple[str, str]],
+    cut: Cut | None,
+    field: str,
+    places: Sequence[str] | None = None,
 ) -> list[Encoding]:
-    """Encodings of pairs of texts."""
+    """Encodings of pairs of texts, as `from_texts`."""
     service.check_count(len(pairs))
     encoder = encoder_of(service)
-    work = naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False))
+    work = naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False), places)
     return await off_loop(sum(len(first) + len(second) + _EACH_TEXT for first, second in pairs), work)
 
 
-def naming(field: str, number: int, work: Callable[[], T]) -> Callable[[], T]:
-    """The same work, its errors telling the client's name for what is wrong."""
+def naming(field: str, number: int, work: Callable[[], T], places: Sequence[str] | None = None) -> Callable[[], T]:
+    """The same work, its errors telling the client's name for what is wrong: by default, its place in the field."""
 
     def named() -> T:
         try:
             return work()
         except InputTooLong as error:
+            if places is not None:
+                raise InputTooLong(f"{places[error.index]}: {error}", field, error.index) from None
             which = f"{field}[{error.index}]: " if number > 1 else ""
             raise InputTooLong(f"{which}{error}", field, error.index) from None
         except InvalidRequest as error:
@@ -62,7 +70,7 @@ def naming(field: str, number: int, work: Callable[[], T]) -> Callable[[], T]:
 
 def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None, field: str) -> list[Encoding]:
     """Encodings of token ids, taken as they are but for the cut."""
-    _check_number(service, len(prompts), field)
+    check_number(service, len(prompts), field)
     info = service.loaded()
     if cut is not None:
         prompts = [_shorten(ids, cut, info.max_tokens) for ids in prompts]
@@ -76,7 +84,7 @@ def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None
     return [Encoding(ids) for ids in prompts]
 
 
-def _check_number(service: ItemService, number: int, field: str) -> None:
+def check_number(service: ItemService, number: int, field: str) -> None:
     """Refuse more texts than may wait, or than there is room for numbers for every word of each."""
     service.check_count(number)
     if service.loaded().pooling == SPLADE and number > MAX_SPLADE_INPUTS:

@@ -14,17 +14,24 @@ import numpy as np
 from chairlift.core.items.item import Item
 from chairlift.engine.items.dispatcher import Answer, Dispatcher, Ticket
 from chairlift.engine.supervisor import WorkerState
-from chairlift.errors import BadItem, DeadlineExceeded, InvalidRequest, Unavailable
+from chairlift.errors import BadItem, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.items import ItemMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog, numbered
+from chairlift.server.models.result_size import size_of
 from chairlift.text.encoding import TextEncoder
 
 if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_notes import TraceNotes
+
+
+# Characters of a stream that may be there unread, about: what a model gives must not pile up for who does not take it.
+_MOST_UNREAD = 2**24
+# What a part takes besides its own, in characters.
+_EACH_PART = 100
 
 
 class LiveRequest(NamedTuple):
@@ -152,6 +159,7 @@ class ItemService:
             for recorder in self.recorders:
                 recorder.items(self.name, len(payloads), size, terms)
         futures: list[asyncio.Future[Answer]] = []
+        first: str | None = None
         submit = self.dispatcher.submit
         timeout, priority, background, tenant, _ = terms
         owner = None if tenant is None else tenant.name
@@ -166,14 +174,16 @@ class ItemService:
                     background=background,
                     on_part=None if on_part is None else functools.partial(on_part, index),
                     owner=owner,
+                    request=first,
                 )
                 futures.append(future)
+                if first is None and isinstance(future, Ticket):
+                    first = future.item_id
         except BaseException as error:
             self.failed(futures, error, terms)
             raise
         terms.spend(tokens)
-        if futures and isinstance(futures[0], Ticket):
-            first = futures[0].item_id
+        if first is not None:
             self.requests[first] = LiveRequest(first, len(futures), owner)
         return futures
 
@@ -196,15 +206,19 @@ class ItemService:
             raise InvalidRequest(f"{inputs} inputs are more than the queue of {most} holds (max_waiting)")
 
     async def stream(self, payloads: Sequence[Any], terms: Terms) -> AsyncGenerator[tuple[int, Any], None]:
-        """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`."""
-        events: asyncio.Queue[tuple[int, Any] | asyncio.Future[Answer]] = asyncio.Queue()
-        futures = self.submit(payloads, terms, on_part=lambda index, part: events.put_nowait((index, part)))
+        """The parts of a streaming model's results as they come, each with its payload's index. Raises as `infer`.
+
+        Whoever leaves too much of them unread gets no more: QueueFull.
+        """
+        unread = _Unread()
+        futures = self.submit(payloads, terms, on_part=unread.add)
+        unread.futures = futures
         done = 0
         try:
             for future in futures:
-                future.add_done_callback(events.put_nowait)
+                future.add_done_callback(unread.end)
             while done < len(payloads):
-                event = await events.get()
+                event = await unread.next()
                 if isinstance(event, asyncio.Future):
                     event.result()
                     done += 1
@@ -227,21 +241,22 @@ class ItemService:
         self.requests.pop(answers[0].id, None)
         self.metrics.on_answers(answers, background)
         slowest = answers[0] if len(answers) == 1 else max(answers, key=_seconds)
-        queued, run = slowest.queue_s, slowest.run_s
+        total, run = slowest.ended - slowest.arrival, slowest.run_s
         ended = EndedRequest(
             id=answers[0].id,
             ended=slowest.ended,
             finish_reason="done",
             background=background,
             priority=terms.priority,
-            total_s=queued + run,
-            queued_s=queued,
+            total_s=total,
+            # It waits until the front knows of its answer, too.
+            queued_s=max(total - run, 0.0),
             run_s=run,
             mean_batch=slowest.batch_size,
             count=len(answers),
             size=float(len(answers)) if sizes is None else sum(sizes),
         )
-        self.log.ended[None if tenant is None else tenant.name].append(ended)
+        self.log.keep(None if tenant is None else tenant.name, ended)
         if self.spans is not None:
             self.spans.items(self.name, self.task, ended, terms, sizes)
 
@@ -266,11 +281,55 @@ class ItemService:
         if futures and isinstance(futures[0], Ticket):
             ended.id, ended.total_s = futures[0].item_id, now - futures[0].arrival
             self.requests.pop(ended.id, None)
-            self.log.ended[None if terms.tenant is None else terms.tenant.name].append(ended)
+            self.log.keep(None if terms.tenant is None else terms.tenant.name, ended)
         if self.spans is not None:
             self.spans.items(self.name, self.task, ended, terms)
         for future in futures:
             future.cancel()
+
+
+class _Unread:
+    """What the reader of a stream has yet to take: parts, and the futures of items that have ended.
+
+    Where that is too much, it is dropped and the items are given up, which the reader hears next.
+    """
+
+    def __init__(self) -> None:
+        self.futures: Sequence[asyncio.Future[Answer]] = ()
+        self._events: asyncio.Queue[tuple[int, Any, int] | asyncio.Future[Answer] | QueueFull] = asyncio.Queue()
+        self._size = 0
+        self._full = False
+
+    def add(self, index: int, part: Any) -> None:
+        """Take in a part of the result of this item."""
+        if self._full:
+            return
+        size = _EACH_PART + size_of(part, _MOST_UNREAD)
+        if not self._size or self._size + size <= _MOST_UNREAD:
+            self._size += size
+            self._events.put_nowait((index, part, size))
+            return
+        self._full = True
+        self._events = asyncio.Queue()
+        problem = f"the client left more than {_MOST_UNREAD} characters of its stream unread, so it ends here"
+        self._events.put_nowait(QueueFull(f"{problem}; read faster, or ask for less at once", 1.0))
+        for future in self.futures:
+            future.cancel()
+
+    def end(self, future: "asyncio.Future[Answer]") -> None:
+        """Hear that an item has ended."""
+        self._events.put_nowait(future)
+
+    async def next(self) -> "tuple[int, Any] | asyncio.Future[Answer]":
+        """Wait for whatever is next. Raises QueueFull."""
+        event = await self._events.get()
+        if isinstance(event, QueueFull):
+            raise event
+        if isinstance(event, asyncio.Future):
+            return event
+        index, part, size = event
+        self._size -= size
+        return index, part
 
 
 def blamed(error: BaseException, futures: "Sequence[asyncio.Future[Answer]]") -> BaseException:

@@ -30,7 +30,7 @@ from chairlift.server.oip.metadata import index, model_metadata, named_models, s
 from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
 from chairlift.server.oip.shared_memory import PLACE, Fetch, Place, SharedRegions, place_of
 from chairlift.server.oip.statistics import model_config, model_statistics
-from chairlift.server.oip.tensor_items import bare_input, infer, signature
+from chairlift.server.oip.tensor_items import bare_input, check_lists, infer, signature, takes_texts
 
 _HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIGITS = 18
@@ -95,10 +95,10 @@ _change_decoder = msgspec.json.Decoder(ChangeBody)
 async def infer_route(request: Request) -> Response:
     """Run a model on tensors."""
     path = request.path_params
-    # Triton's clients send no Content-Type.
-    raw = await read_body(request, binary=True, untyped=True, tensors=True)
     service = _asked(request)
     info = service.loaded()
+    # Triton's clients send no Content-Type.
+    raw = await read_body(request, binary=True, untyped=True, tensors=not takes_texts(info))
     regions, owner = _regions(request)
     body, tensors = await _read(request, raw, info)
     if body.model_name not in (None, path["name"]):
@@ -137,6 +137,7 @@ async def _read(request: Request, raw: bytes, info: ItemInfo) -> tuple[InferBody
     regions, owner = _regions(request)
 
     def read_json() -> tuple[InferBody, int]:
+        check_lists(raw[:end])
         body = decode(raw[:end], _infer_decoder)
         return body, regions.size_of((each.parameters for each in body.inputs), owner)
 
@@ -188,7 +189,7 @@ def _wanted(body: InferBody, info: ItemInfo, owner: str) -> list[tuple[str, bool
     """The outputs to send, in order, each with whether it goes as bytes, and where to if not into the answer."""
     default = read_flag(body.parameters, "binary_data_output", False)
     names = [spec.name for spec in signature(info).outputs]
-    if body.outputs is None:
+    if not body.outputs:
         return [(name, default, None) for name in names]
     seen: set[str] = set()
     for output in body.outputs:

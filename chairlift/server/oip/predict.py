@@ -19,6 +19,7 @@ from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.server.http.api_errors import ApiError, oip_shape
 from chairlift.server.http.exchange import (
     DONE,
+    INLINE_SIZE,
     PartStream,
     Terms,
     encode_line,
@@ -30,10 +31,12 @@ from chairlift.server.http.exchange import (
 )
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path
+from chairlift.server.models.result_size import size_of
 from chairlift.server.oip.codec import TensorArray, from_values
 from chairlift.server.oip.metadata import tensor_model
 from chairlift.server.oip.tensor_items import (
     check_inputs,
+    check_lists,
     encode_json,
     join,
     signature,
@@ -63,9 +66,9 @@ _decoder = msgspec.json.Decoder(InstancesBody)
 async def predict(request: Request) -> Response:
     """A prediction for each instance."""
     service = tensor_model(model_in_path(request, request.path_params["name"]))
-    raw = await read_body(request, tensors=True)
-    instances = await off_loop(len(raw), lambda: read_instances(raw))
     info, terms = service.loaded(), terms_of(request.scope)
+    raw = await read_body(request, tensors=not takes_texts(info))
+    instances = await off_loop(len(raw), lambda: read_instances(raw))
     kind = _stream_kind(request)
     if kind is not None:
         if not info.streams:
@@ -75,12 +78,16 @@ async def predict(request: Request) -> Response:
     async with until_gone(request.receive):
         payloads = await _payloads(service, info, instances, len(raw))
         answers = await service.infer(payloads, terms, sizes_of(payloads))
-    raw = write_predictions(_prediction(info, answer.value) for answer in answers)
-    return Response(raw, headers=timing_headers(answers), media_type="application/json")
+        values = [answer.value for answer in answers]
+        written = await off_loop(
+            size_of(values, INLINE_SIZE), lambda: write_predictions(_prediction(info, value) for value in values)
+        )
+    return Response(written, headers=timing_headers(answers), media_type="application/json")
 
 
 def read_instances(raw: bytes) -> list[Any]:
     """What a body asks predictions for."""
+    check_lists(raw)
     instances = decode(raw, _decoder).instances
     if not instances:
         raise InvalidRequest("instances must not be empty", "instances")

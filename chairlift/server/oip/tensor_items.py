@@ -12,18 +12,23 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from chairlift.bodies import check_integers, decode
+from chairlift.bodies import check_integers, decode, has_more_lists
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.runners.tensors import datatype_of, dtype_of, itemsize_of
-from chairlift.server.http.exchange import Terms, off_loop
+from chairlift.server.http.exchange import INLINE_SIZE, Terms, off_loop
+from chairlift.server.items.embeddings import MAX_NUMBERS
 from chairlift.server.items.texts import from_pairs, from_texts
 from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.result_size import size_of
 from chairlift.server.oip.codec import TensorArray, from_raw
 
 _any = msgspec.json.Decoder()
 _TEXT = TensorSpec("text", "BYTES", ())
 _QUERY = TensorSpec("query", "BYTES", ())
+# Lists and objects in JSON, of which as many bytes as a body may have would keep everybody waiting. What fits into a
+# body of another route has hardly as many.
+_MOST_LISTS = 2**20
 
 
 class Signature(NamedTuple):
@@ -85,6 +90,7 @@ async def split(service: ItemService, tensors: Mapping[str, TensorArray]) -> lis
         documents = tensors["input"].ravel().tolist()
         return await off_loop(sum(map(len, documents)), lambda: list(map(_parse, documents)))
     if takes_texts(info):
+        _check_answer(info, number)
         return list(await _encode(service, tensors))
     if not info.batch_axis:
         return [dict(tensors)]
@@ -161,6 +167,22 @@ def as_objects(elements: Sequence[bytes]) -> TensorArray:
     return array
 
 
+def check_lists(raw: bytes, what: str = "the body") -> None:
+    """Raise InvalidRequest for JSON, which need not be well-formed, that has more lists and objects than are read."""
+    if has_more_lists(raw, _MOST_LISTS):
+        problem = f"{what} has more than {_MOST_LISTS} lists and objects"
+        raise InvalidRequest(f"{problem}; send fewer, or tensors as bytes", code="too_many_lists")
+
+
+def _check_answer(info: ItemInfo, number: int) -> None:
+    """Refuse texts of which so many answers would be too many numbers."""
+    (output,) = signature(info).outputs
+    numbers = number * max(output.shape[0], 1)
+    if numbers > MAX_NUMBERS:
+        problem = f"{number} texts of {output.shape[0]} numbers each are more than {MAX_NUMBERS} numbers"
+        raise InvalidRequest(f"{problem}; send fewer at once", "text")
+
+
 async def _encode(service: ItemService, tensors: Mapping[str, TensorArray]) -> list[Encoding]:
     columns = {name: [_text(name, raw) for raw in array.ravel().tolist()] for name, array in tensors.items()}
     if "query" in columns:
@@ -177,6 +199,7 @@ def _text(name: str, raw: bytes) -> str:
 
 
 def _parse(raw: bytes) -> Any:
+    check_lists(raw, "input 'input'")
     try:
         found = decode(raw, _any)
     except InvalidRequest as error:
@@ -217,4 +240,5 @@ async def infer(
         raise InvalidRequest(f"`{service.name}` streams, so one answer can't hold its tensors; {ways}", "model_name")
     payloads = await split(service, tensors)
     answers = await service.infer(payloads, terms, sizes_of(payloads))
-    return join(service.loaded(), [answer.value for answer in answers]), answers
+    values = [answer.value for answer in answers]
+    return await off_loop(size_of(values, INLINE_SIZE), lambda: join(info, values)), answers
