@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -95,14 +96,7 @@ def item_front(
     number, token, item = len(lengths), 0.0, 0.0
     longest = max(lengths)
     least = min(_SHORT, longest)
-    _, waiting = _held(pid, requests, requests.posted(lengths))
-    # More than are answered, so that the worker never rests, and no more than may wait.
-    spare = min(_TOO_MANY, config.max_waiting / 2 / number)
-    apart = _seconds(waiting) / number / (1 + spare)
-    crowds = []
-    for done in range(1, _CROWDS + 1):
-        crowds.append(_held(pid, requests, requests.posted(lengths), apart=apart))
-        on_progress(0.6 * done / _CROWDS)
+    crowds = _crowds(pid, requests, config, lengths, on_progress)
     mixed = median(held for held, _ in crowds)
     short, _ = _held(pid, requests, requests.posted([least] * number))
     if requests.sized:
@@ -112,14 +106,17 @@ def item_front(
         token = max((long - short) / max(longest - least, 1), 0.0)
         item = max((many - short) / (_MANY - 1) - token * (least + _ADDED), 0.0)
     on_progress(0.9)
-    request = max(mixed - item - token * (fmean(lengths) + _ADDED), _LEAST_S)
-    # Who is alone has a batch of its own.
     alone, load = _held(pid, requests, requests.posted([least] * _LEAST), clients=1)
-    batch = max(alone - request - item - token * (least + _ADDED), 0.0)
+    limits = config.limits(profile.max_batch_size, profile.max_wait_ms)
+    # Who is alone has a batch of its own, and in a crowd, whose batches are full, a share of one.
+    share = 1 / max(min(limits.max_batch_size, (limits.max_batch_tokens or inf) / _mean_size(requests, lengths)), 1)
+    shared = mixed - item - token * (fmean(lengths) + _ADDED)
+    own = alone - item - token * (least + _ADDED)
+    batch = max((own - shared) / (1 - share), 0.0) if share < 1 else 0.0
+    request = max(shared - share * batch, _LEAST_S)
     whole = median(outcome.ended - outcome.due for outcome in load.outcomes)
     call = profile.call + profile.size * _tokens(requests, least)
-    waited = config.limits(profile.max_batch_size, profile.max_wait_ms).max_wait
-    hop = max((whole - call - waited - alone) / 2, _LEAST_HOP_S)
+    hop = max((whole - call - limits.max_wait - alone) / 2, _LEAST_HOP_S)
     front = FrontCost(request=request, prompt_token=token, item=item, batch=batch, hop=hop)
     on_progress(1.0)
     taken = median(_seconds(load) for _, load in crowds)
@@ -129,6 +126,30 @@ def item_front(
     client = fmean(load.cpu / number for _, load in crowds)
     contention = (taken - freely) / (mixed * number)
     return msgspec.structs.replace(front, contention=min(max(contention, 0.0), 1 + client / mixed)), client
+
+
+def _crowds(
+    pid: int,
+    requests: ItemRequests,
+    config: ItemConfig,
+    lengths: Sequence[int],
+    on_progress: Callable[[float], object],
+) -> list[tuple[float, Load]]:
+    """Requests that come by themselves, as traffic does, and faster than they are answered: no worker rests."""
+    number = len(lengths)
+    _, waiting = _held(pid, requests, requests.posted(lengths))
+    # No more than may wait.
+    spare = min(_TOO_MANY, config.max_waiting / 2 / number)
+    apart = _seconds(waiting) / number / (1 + spare)
+    crowds = []
+    for done in range(1, _CROWDS + 1):
+        crowds.append(_held(pid, requests, requests.posted(lengths), apart=apart))
+        on_progress(0.6 * done / _CROWDS)
+    return crowds
+
+
+def _mean_size(requests: ItemRequests, lengths: Sequence[int]) -> float:
+    return fmean(_tokens(requests, length) for length in lengths)
 
 
 def _tokens(requests: ItemRequests, length: int) -> int:
