@@ -124,10 +124,11 @@ def _of_items(folder: Path, numbers: int | None) -> Rows:
 
 
 def _of_weights(numbers: int | None, free: int) -> Rows:
+    where = f"{gigabytes(free)} of this machine, for device cpu; a GPU's is not looked at"
     if numbers is None:
-        return [("weights", "the Hub does not say how long they are"), ("free memory", gigabytes(free))]
+        return [("weights", "the Hub does not say how long they are"), ("free memory", where)]
     memory = ", ".join(f"{gigabytes(round(size * numbers))} in {name}" for name, size in _WEIGHTS.items())
-    return [("weights", memory), ("free memory", gigabytes(free))]
+    return [("weights", memory), ("free memory", where)]
 
 
 class _LookedUp(NamedTuple):

@@ -115,5 +115,6 @@ def run_strategy(
     gc.collect()
     gc.freeze()  # as a worker process does
     seconds = driver.run()
+    gc.unfreeze()  # the next model needs the memory
     engine.close()
     return StrategyRun(config.strategy, config.slots, seconds, driver.lives, recorder)

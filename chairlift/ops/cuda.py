@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, HeadShape, KeyGroup, KVCache, Quantization
-from chairlift.ops.key_groups import key_groups
+from chairlift.ops.key_groups import key_groups, row_parts
 from chairlift.ops.reference import ReferenceOps, gather
 
 
@@ -35,14 +35,20 @@ class CudaOps(ReferenceOps):
 
 
 def _decode(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> Tensor:
-    """Where each sequence has one token: all at once, filled up to the longest context."""
-    context, block_size = batch.max_context_len, cache[0].shape[1]
-    positions = torch.arange(context, device=q.device)
-    ends = batch.context_len.unsqueeze(1)
+    """Where each sequence has one token: filled up to the longest context, all at once unless that is too much."""
+    found = [_decode_rows(*part, cache, batch.max_context_len, heads) for part in row_parts(q, batch)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _decode_rows(
+    q: Tensor, context_len: Tensor, block_tables: Tensor, cache: KVCache, context: int, heads: HeadShape
+) -> Tensor:
+    block_size, positions = cache[0].shape[1], torch.arange(context, device=q.device)
+    ends = context_len.unsqueeze(1)
     seen = positions < ends
     # What lies behind a sequence's last token may be anything, even no number: its first token stands there instead.
     mine = positions.where(seen, 0)
-    blocks = batch.block_tables.long().gather(1, mine // block_size)
+    blocks = block_tables.long().gather(1, mine // block_size)
     slots = blocks * block_size + mine % block_size
     k, v = (pages.flatten(0, 1)[slots].transpose(1, 2) for pages in cache)
     if heads.window is not None:

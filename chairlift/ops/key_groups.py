@@ -1,13 +1,25 @@
 """Sequences of a step whose keys are copied side by side, for kernels that take texts of any lengths end to end."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, KeyGroup
 
 # How many tokens' keys and values are copied at once: half a gigabyte at 8 heads of 128 numbers in 16 bits.
 _MOST_KEYS = 1 << 17
+
+
+def row_parts(q: Tensor, batch: AttentionBatch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Queries, `context_len` and `block_tables` of sequences with one token each, of as many as are computed at once.
+
+    Each is filled up to the longest context, so that the shape alone says where they part, which can be recorded.
+    """
+    rows = max(_MOST_KEYS // max(batch.max_context_len, 1), 1)
+    queries, context_len, tables = (torch.split(each, rows) for each in (q, batch.context_len, batch.block_tables))
+    return zip(queries, context_len, tables, strict=True)
 
 
 def key_groups(batch: AttentionBatch, block_size: int) -> list[KeyGroup]:

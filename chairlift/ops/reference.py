@@ -25,7 +25,11 @@ from chairlift.ops.base import (
 from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
 from chairlift.ops.int4_grid import quantize_int4
+from chairlift.ops.key_groups import row_parts
 from chairlift.ops.rotation import rotate
+
+# How many scores of a prompt are there at once: a quarter of a gigabyte, and as much for each step of their softmax.
+_MOST_SCORES = 1 << 26
 
 
 class ReferenceLinear:
@@ -245,19 +249,32 @@ def _softmax(scores: Tensor, sinks: Tensor | None, shape: tuple[int, ...]) -> Te
 def decode_attention(
     q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
 ) -> Tensor:
-    """`Ops.attention` where each sequence has one token, q [S, Hq * D]: all at once, without waiting for the device.
+    """`Ops.attention` where each sequence has one token, q [S, Hq * D]: without waiting for the device.
 
-    Sequences are filled up to the longest context, which on the CPU costs more than one after the other.
+    Sequences are filled up to the longest context, which on the CPU costs more than one after the other, and computed
+    all at once unless that is too much.
     """
-    count, context = len(q), batch.max_context_len
-    used = -(-context // cache[0].shape[1])
+    found = [_decode_rows(*part, cache, batch.max_context_len, heads, sinks) for part in row_parts(q, batch)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _decode_rows(
+    q: Tensor,
+    context_len: Tensor,
+    block_tables: Tensor,
+    cache: KVCache,
+    context: int,
+    heads: HeadShape,
+    sinks: Tensor | None,
+) -> Tensor:
+    count, used, ends = len(q), -(-context // cache[0].shape[1]), context_len.unsqueeze(1)
     positions = torch.arange(context, device=q.device)
-    seen = positions < batch.context_len.unsqueeze(1)
+    seen = positions < ends
     if heads.window is not None:
-        seen &= positions >= batch.context_len.unsqueeze(1) - heads.window
+        seen &= positions >= ends - heads.window
     # Entries past a sequence's own blocks are undefined, and its last block may hold anything behind its last token.
-    mine = torch.arange(used, device=q.device) * cache[0].shape[1] < batch.context_len.unsqueeze(1)
-    blocks = batch.block_tables[:, :used].long().where(mine, 0)
+    mine = torch.arange(used, device=q.device) * cache[0].shape[1] < ends
+    blocks = block_tables[:, :used].long().where(mine, 0)
     k, v, *scales = (pages[blocks].flatten(1, 2)[:, :context].float() for pages in cache)
     if scales:
         k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
@@ -277,13 +294,22 @@ def gather(pages: Tensor, blocks: Tensor, context: int) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape, sinks: Tensor | None) -> Tensor:
     """The last q.shape[0] tokens of one sequence over all of it: q [n, Hq * D], k and v [context, Hkv, D]."""
     count, context = q.shape[0], k.shape[0]
-    groups = heads.num_heads // heads.num_kv_heads
-    grouped = q.float().view(count, heads.num_kv_heads, groups, heads.head_dim)
-    scores = _scaled(torch.einsum("qhgd,khd->hgqk", grouped, k.float()), heads)
+    rows = max(_MOST_SCORES // max(heads.num_heads * context, 1), 1)
+    k, v, found = k.float(), v.float(), list[Tensor]()
     query = torch.arange(context - count, context, device=q.device).unsqueeze(1)
-    key = torch.arange(context, device=q.device)
+    for part in zip(torch.split(q, rows), torch.split(query, rows), strict=True):
+        found.append(_attend_rows(*part, k, v, heads, sinks))
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _attend_rows(q: Tensor, query: Tensor, k: Tensor, v: Tensor, heads: HeadShape, sinks: Tensor | None) -> Tensor:
+    """The tokens of one sequence that are at `query` [n, 1]; k and v are float32."""
+    groups = heads.num_heads // heads.num_kv_heads
+    grouped = q.float().view(len(q), heads.num_kv_heads, groups, heads.head_dim)
+    scores = _scaled(torch.einsum("qhgd,khd->hgqk", grouped, k), heads)
+    key = torch.arange(len(k), device=q.device)
     hidden = key > query
     if heads.window is not None:
         hidden |= key <= query - heads.window
     weights = _softmax(scores.masked_fill_(hidden, float("-inf")), sinks, (heads.num_kv_heads, -1, 1, 1))
-    return torch.einsum("hgqk,khd->qhgd", weights, v.float()).reshape(count, -1).to(q.dtype)
+    return torch.einsum("hgqk,khd->qhgd", weights, v).reshape(len(q), -1).to(q.dtype)

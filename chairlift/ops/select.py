@@ -22,12 +22,21 @@ def select_ops(
 ) -> Ops:
     """Return the operations that `name` stands for: "reference", "native", or "auto" for the fastest that work here.
 
-    On CUDA "auto" is the reference with PyTorch's own attention, and "native" is refused. On the CPU "auto" falls
-    back to the reference, with a warning, where the native library cannot be loaded or has no kernels for heads of
-    `head_dim`. Raises ConfigError for "native" where it cannot be had, and for any other name.
+    On CUDA "auto" is the reference with PyTorch's own attention, without cuDNN's, and "native" is refused. On the CPU
+    "auto" falls back to the reference, with a warning, where the native library cannot be loaded or has no kernels for
+    heads of `head_dim`. Raises ConfigError for "native" where it cannot be had, and for any other name.
     """
     if name not in ("auto", "native", "reference"):
         raise ConfigError(f"ops = {name!r}: must be 'auto', 'native' or 'reference'")
+    if device.type == "cuda":
+        # cuDNN's attention is planned anew for each length of a text, which takes longer than a batch, and plans stay.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        if quantization != "none" and name == "auto":
+            logger.warning(
+                "quantization = %r on CUDA only imitates the rounding, to compare quality: weights take 8 bits each, "
+                "and become 64 in every step, which is slow; leave it out to serve",
+                quantization,
+            )
     if name == "reference":
         return ReferenceOps(quantization)
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):

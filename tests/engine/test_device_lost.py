@@ -1,5 +1,6 @@
 """Errors after which nothing can be computed in a process: who runs into one ends, and does not go on failing."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -23,6 +24,16 @@ class Wordless(RuntimeError):
         raise TypeError("an error without a text")
 
 
+class Own(RuntimeError):
+    """Of a model's code."""
+
+
+def of_onnx(text: str) -> Exception:
+    """ONNX Runtime's are of classes that are derived from nothing but Exception."""
+    module = "onnxruntime.capi.onnxruntime_pybind11_state"
+    return type("RuntimeException", (Exception,), {"__module__": module})(f"Non-zero status code: {text} ; GPU=0")
+
+
 def test_an_error_whose_text_cannot_be_had_is_not_the_device_s() -> None:
     assert not is_device_lost(Wordless())
 
@@ -37,12 +48,25 @@ def test_an_error_whose_text_cannot_be_had_is_not_the_device_s() -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
         (RuntimeError("index 7 is out of bounds"), False),
         (ValueError("no word of a CUDA error: it is the client's"), False),
+        (RuntimeError("bad input: CUDA error"), False),
+        (Own("CUDA error: so a client says"), False),
+        (of_onnx("CUDA failure 700: an illegal memory access was encountered"), True),
+        (of_onnx("CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED"), True),
+        (of_onnx("CUDA failure 2: out of memory"), False),
+        (of_onnx("CUDA failure 2: no room"), False),
+        (of_onnx("CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED"), False),
+        (of_onnx("Got invalid dimensions for input: x"), False),
         (KeyboardInterrupt(), False),
     ],
     ids=str,
 )
 def test_which_errors_take_the_device_along(error: BaseException, lost: bool) -> None:
     assert is_device_lost(error) is lost
+
+
+def test_without_torch_no_text_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not is_device_lost(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_an_engine_whose_device_is_lost_does_not_carry_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +103,14 @@ def test_a_call_whose_device_is_lost_ends_the_worker() -> None:
         compute(fails, [RuntimeError("a mistake")])
     with pytest.raises(OWN, match="device-side assert"):
         compute(fails, [OWN("CUDA error: device-side assert triggered")])
+
+
+def test_an_item_whose_device_is_lost_ends_the_worker() -> None:
+    class Gives:
+        def run(self, payloads: list[object]) -> list[object]:
+            return payloads
+
+    gives: Any = Gives()
+    assert len(compute(gives, [1, of_onnx("Got invalid dimensions")]).results) == 2
+    with pytest.raises(Exception, match="CUDA failure 700"):
+        compute(gives, [1, of_onnx("CUDA failure 700: an illegal memory access was encountered")])

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate, StepOutput
 from chairlift.runners.decoder.runner import DecoderRunner
 from chairlift.runners.low_priority import busy_until, while_computing
+from chairlift.runners.sequences import SequenceInfo
 
 # 54 blocks of 4 tokens, each with K and V of 2 layers, 2 heads, 16 dimensions in float32: 2 KB a block.
 TIGHT: dict[str, Any] = {"max_model_len": 200, "block_size": 4, "kv_cache_gb": 54 * 2 / 2**20}
@@ -262,6 +264,31 @@ def test_calibration_fits_into_any_settings(settings: dict[str, Any]) -> None:
     model = engine.scheduler.meter.model
     assert model.num_observed > 0
     assert model.predict(1, 1) == pytest.approx(4.2e-3, rel=0.2)
+
+
+class Recording(Timed):
+    """A runner whose decodes of a new shape take a second, twice: as they are, and recorded."""
+
+    def load(self) -> SequenceInfo:
+        self.seen = Counter[int]()
+        info = super().load()
+        info.device = "cuda"
+        return info
+
+    def execute(self, step: Step) -> StepResult:
+        result = super().execute(step)
+        if set(step.num_tokens.values()) == {1}:
+            self.seen[len(step.num_tokens)] += 1
+            if self.seen[len(step.num_tokens)] <= 2:
+                result.seconds = 1.0
+        return result
+
+
+def test_calibration_takes_no_recording_for_a_decode() -> None:
+    given = config(target_itl_ms=10.0)
+    engine = Engine(given, Recording(given))
+    assert engine.scheduler.meter.model.predict(1, 1) == pytest.approx(4.2e-3, rel=0.2)
+    assert engine.scheduler.meter.model.predict(8, 8) == pytest.approx(5.6e-3, rel=0.2)
 
 
 class FailsOnce(DecoderRunner):

@@ -32,6 +32,7 @@ from chairlift.engine.watch import Watch
 from chairlift.engine.worker_messages import Heartbeat, load_failed
 from chairlift.errors import ConfigError, QueueFull, Unavailable, WorkerLost
 from chairlift.runners.decoder.runner import DecoderRunner
+from chairlift.runners.sequences import SequenceInfo
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +170,22 @@ def test_what_a_step_should_take_follows_from_loading_and_from_who_runs() -> Non
         engine.add(request(5))
     engine.step()
     assert engine.longest_step > alone
+
+
+def test_on_a_gpu_what_is_set_up_first_is_not_what_a_step_takes() -> None:
+    class OnGpu(DecoderRunner):
+        def load(self) -> SequenceInfo:
+            info = super().load()
+            info.device = "cuda"
+            return info
+
+        def warm_up(self) -> None:
+            ticks.append(ticks[-1] + seconds.pop(0))
+
+    ticks, seconds = [0.0], [100.0, 10.0, 1.0]
+    config = SequenceConfig(model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1)
+    engine = Engine(config, OnGpu(config), clock=lambda: ticks[-1])
+    assert engine.longest_step == pytest.approx(1.0, rel=0.1)
 
 
 # Why a model could not be loaded

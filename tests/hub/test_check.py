@@ -52,6 +52,7 @@ def test_what_it_says_of_a_language_model_is_what_its_runner_finds(
     assert f"{runner.model.kv_bytes_per_token():,} bytes a token" in rows["bfloat16 KV cache"]
     assert f"{info.num_blocks * info.block_size:,} tokens" in rows["bfloat16 KV cache"]
     assert rows["weights"].startswith(gigabytes(2 * sum(tensor.numel() for tensor in _tensors(folder))))
+    assert rows["free memory"].endswith("of this machine, for device cpu; a GPU's is not looked at")
 
 
 def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.native_isa import ISAS, kernels_of, needs_native
 
 from chairlift.errors import ConfigError
-from chairlift.ops import cpu, select
+from chairlift.ops import cpu, cuda, key_groups, reference, select
 from chairlift.ops.activation import gated
 from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
 from chairlift.ops.contract import Ops
@@ -202,25 +203,27 @@ def test_sums_over_the_widest_heads_fit(native: Ops, dtype: torch.dtype) -> None
     torch.testing.assert_close(native.attention(query, cache, batch, heads).float(), wanted, atol=0.01, rtol=0)
 
 
+class AtOnce(ReferenceOps):
+    """With the way without waiting for a device."""
+
+    calls = 0
+
+    def attention(self, q: torch.Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> torch.Tensor:
+        if batch.max_query_len > 1:
+            return super().attention(q, cache, batch, heads)
+        self.calls += 1
+        return decode_attention(q, cache, batch, heads)
+
+
 @pytest.mark.parametrize("cached", [None, torch.int8], ids=["plain", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decodes_at_once_are_those_of_the_reference(
     dtype: torch.dtype, shape: tuple, cached: torch.dtype | None
 ) -> None:
-    """The way without waiting for a device, held against one sequence after the other."""
+    """Held against one sequence after the other."""
     num_heads, num_kv_heads, dim, block_size, window = shape
     heads = HeadShape(num_heads, num_kv_heads, dim, dim**-0.5, window)
     steps = [STEPS[0], [(5, 6), (77, 78), (300, 301), (0, 1)], [(6, 7), (78, 79), (301, 302), (1, 2)]]
-
-    class AtOnce(ReferenceOps):
-        calls = 0
-
-        def attention(self, q: torch.Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape) -> torch.Tensor:
-            if batch.max_query_len > 1:
-                return super().attention(q, cache, batch, heads)
-            self.calls += 1
-            return decode_attention(q, cache, batch, heads)
-
     ops = AtOnce()
     actual = run_steps(ops, heads, dtype, block_size, steps, cached=cached)
     assert ops.calls == 2
@@ -238,6 +241,49 @@ def test_attention_of_pytorch_is_that_of_the_reference(shape: tuple, monkeypatch
     wanted = run_steps(ReferenceOps(), heads, torch.bfloat16, block_size, STEPS)
     monkeypatch.setattr(ReferenceOps, "attention", None)
     for one, other in zip(run_steps(CudaOps(), heads, torch.bfloat16, block_size, STEPS), wanted, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize(("where", "ops"), [(cuda, CudaOps()), (reference, AtOnce())], ids=["cuda", "reference"])
+def test_no_more_keys_are_copied_at_once_than_there_is_room_for(
+    where: Any, ops: ReferenceOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, compute, sizes = HeadShape(6, 2, 64, 0.125, 50), where._decode_rows, list[int]()
+    steps = [STEPS[0], [(5, 6), (77, 78), (300, 301), (0, 1)]]
+    wanted = run_steps(ops, heads, torch.bfloat16, 16, steps)
+
+    def counted(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(len(q))
+        found: torch.Tensor = compute(q, *rest)
+        return found
+
+    monkeypatch.setattr(where, "_decode_rows", counted)
+    for most, parts in ((10_000, [4]), (3 * 301, [3, 1]), (5, [1, 1, 1, 1])):
+        monkeypatch.setattr(key_groups, "_MOST_KEYS", most)
+        found = run_steps(ops, heads, torch.bfloat16, 16, steps)
+        assert sizes == parts
+        sizes.clear()
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other)
+
+
+@pytest.mark.parametrize("most", [6 * 300 * 100, 5], ids=["some", "one"])
+def test_no_more_scores_of_a_prompt_are_there_at_once_than_there_is_room_for(
+    dtype: torch.dtype, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, compute, sizes = HeadShape(6, 2, 64, 0.125, 50, 3.0), reference._attend_rows, list[tuple[int, int]]()
+    wanted = run_steps(ReferenceOps(), heads, dtype, 16, STEPS)
+
+    def counted(q: torch.Tensor, query: torch.Tensor, k: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append((len(q), 6 * len(q) * len(k)))
+        return compute(q, query, k, *rest)
+
+    monkeypatch.setattr(reference, "_attend_rows", counted)
+    monkeypatch.setattr(reference, "_MOST_SCORES", most)
+    found = run_steps(ReferenceOps(), heads, dtype, 16, STEPS)
+    assert all(rows == 1 or size <= most for rows, size in sizes)
+    assert max(rows for rows, _ in sizes) > 90 or most == 5
+    for one, other in zip(found, wanted, strict=True):
         close(one, other)
 
 
@@ -405,6 +451,30 @@ def test_there_are_no_native_operations_on_cuda() -> None:
     assert select.select_ops("auto", torch.device("cuda"), torch.bfloat16, 64).name == "cuda"
     with pytest.raises(ConfigError, match="ops = 'native'"):
         select.select_ops("native", torch.device("cuda"), torch.bfloat16, 64)
+
+
+def test_on_cuda_attention_is_not_planned_for_each_length() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        select.select_ops("reference", CPU, torch.bfloat16, 64)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        select.select_ops("reference", torch.device("cuda"), torch.bfloat16, 64)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_on_cuda_it_is_said_that_rounding_is_only_imitated(caplog: pytest.LogCaptureFixture) -> None:
+    for name, device, quantization in (
+        ("auto", "cuda", "none"),
+        ("reference", "cuda", "int8"),
+        ("reference", "cpu", "int8"),
+    ):
+        select.select_ops(name, torch.device(device), torch.bfloat16, 64, quantization)  # type: ignore[arg-type]
+    assert not caplog.records
+    select.select_ops("auto", torch.device("cuda"), torch.bfloat16, 64, "int4")
+    assert "quantization = 'int4' on CUDA only imitates the rounding" in caplog.text
 
 
 def test_a_missing_library_is_warned_of_once(

@@ -44,3 +44,28 @@ def test_results_are_brought_over_once_a_step(names: list[str], monkeypatch: pyt
     if "prompt" in names:
         assert [len(result.prompt_logprobs.get("prompt", ())) for result in results] == [40, 40, 19, 0, 0]
         assert all(result.logprobs["prompt"][0].top == [] for result in results[2:])
+
+
+def test_a_step_that_gives_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are results, reading them waits."""
+    waited: list[torch.device] = []
+    harness = Harness(make_runner(model_folder("llama")))
+    monkeypatch.setattr(runner, "wait_for", waited.append)
+    harness.add(make_request("long", [5, 6, 7, 8, 9] * 20))
+    for _ in range(4):
+        harness.step(chunk=40)
+    assert waited == [harness.runner.model.device] * 2
+
+
+def test_waiting_is_for_what_was_asked_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append("synchronized")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    runner.wait_for(torch.device("cpu"))
+    assert not waited
+    runner.wait_for(torch.device("cuda"))
+    assert waited == ["synchronized"]

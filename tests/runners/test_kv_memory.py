@@ -3,10 +3,12 @@
 import errno
 
 import pytest
+import torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.runners.decoder.kv_memory import (
+    available_bytes,
     free_beside_states,
     num_kv_blocks,
     num_state_snapshots,
@@ -53,3 +55,10 @@ def test_kv_memory_that_can_not_be_had_names_the_setting() -> None:
         refuse(OSError(errno.ENOMEM, "Cannot allocate memory"))
     with pytest.raises(ValueError, match="something else"):
         refuse(ValueError("something else"))
+
+
+def test_what_pytorch_keeps_is_free_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [GB]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GB - sum(kept), 4 * GB))
+    assert available_bytes(torch.device("cuda")) == 3 * GB

@@ -1,5 +1,8 @@
 """Decodes as recorded give what they give as they are, whatever they are padded with."""
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from chairlift.ops.base import Forward, Inputs
 from chairlift.runners.decoder.model import Decoder
-from chairlift.runners.decoder.recorded_steps import RecordedSteps, Run, _padded
+from chairlift.runners.decoder.recorded_steps import GraphRecorder, RecordedSteps, Run, _padded
 from chairlift.runners.decoder.runner import DecoderRunner
 from chairlift.runners.decoder.transformers_model import TransformersModel
 
@@ -122,6 +125,60 @@ def test_the_oldest_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
         harness.generate([make_request(f"{count}-{index}", [5, 6, index]) for index in range(count)], 4)
     # 1, 2, 3, and 2 again; 1 was used each time.
     assert len(recorded) == 4
+
+
+def test_a_shape_that_memory_has_run_out_for_is_computed_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """And is not tried again: each time a step would have been for nothing."""
+    runner, tried = make_runner(model_folder("llama"), device="cpu", max_model_len=400), list[Run]()
+    plain = Harness(make_runner(model_folder("llama"), device="cpu", max_model_len=400))
+
+    def record(compute: Run) -> Run:
+        tried.append(compute)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = runner.model
+    assert isinstance(model, Decoder)
+    model.recorded = RecordedSteps(model._forward, runner.info.block_size, 400, record)
+    assert Harness(runner).generate([requests()[0]], 30) == plain.generate([requests()[0]], 30)
+    assert len(tried) == 1
+    assert not model.recorded.has_recordings
+    assert "1 sequences over 256 tokens are not recorded, for want of memory" in caplog.text
+
+
+def test_steps_of_too_many_keys_are_computed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.runners.decoder.recorded_steps._MOST_KEYS", 2 * 256)
+    runner, recorded = recording_runner("llama")
+    for count, known in ((3, 0), (2, 1), (1, 2)):
+        Harness(runner).generate([make_request(f"{count}-{index}", [5, 6, index]) for index in range(count)], 4)
+        assert len(recorded) == known
+
+
+def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def pool(self) -> int:
+            return 1
+
+        def replay(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **settings: contextlib.nullcontext())
+    collects = [gc.isenabled()]
+    GraphRecorder()(lambda: collects.append(gc.isenabled()))
+    assert [*collects, gc.isenabled()] == [True, False, True]
+
+
+def test_a_model_whose_steps_are_recorded_is_gone_once_it_is_closed() -> None:
+    runner = recording_runner("llama")[0]
+    # Of one token there is no recording: what stands in for one holds the model, as a graph does not.
+    Harness(runner).generate([requests()[0]], 1)
+    model = weakref.ref(runner.model)
+    gc.disable()
+    try:
+        runner.close()
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_few_shapes_and_little_padding() -> None:

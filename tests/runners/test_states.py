@@ -208,3 +208,10 @@ def test_chats_hit_what_a_dense_model_hits(name: str) -> None:
     assert found >= 0.9 * wanted
     for prompt, answer in said[::7]:
         assert answer == continued(name, prompt, answer)
+
+
+def test_states_go_with_their_model() -> None:
+    runner = make_runner(foreign_folder(FOREIGN["lfm2"][0], "lfm2"), implementation="transformers")
+    assert runner._states is not None
+    runner.close()
+    assert runner._states is None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,8 @@ from support.model_factory import edited_folder, model_folder, reference_model
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import foreign_model
 from chairlift.folders.foreign_model import ForeignConfig
+from chairlift.ops.base import Linear
+from chairlift.ops.reference import ReferenceOps
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder import runner, transformers_parts
 from chairlift.runners.decoder.config import read_any_config
@@ -250,6 +253,28 @@ def test_a_large_weight_does_not_hide_what_a_norm_adds() -> None:
     found = transformers_parts._norm_like(norm, select_ops("reference", torch.device("cpu"), torch.bfloat16, 64))
     assert found is not None
     assert torch.equal(found.scale, 1 + norm.weight.detach().float())
+
+
+def test_what_was_replaced_is_gone_before_the_next_is_packed() -> None:
+    """Else a loading model would take its memory twice."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+
+        def get_output_embeddings(self) -> None:
+            return
+
+    class Packing(ReferenceOps):
+        def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+            there.append(sum(known() is not None for known in weights))
+            return super().linear(weight.clone(), bias)
+
+    model, there = Model(), list[int]()
+    weights = [weakref.ref(layer.weight) for layer in model.layers]
+    transformers_parts.put_in(model, Packing())
+    assert there == [4, 3, 2, 1]
 
 
 def test_logits_for_more_tokens_than_the_vocabulary_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

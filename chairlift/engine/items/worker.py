@@ -54,7 +54,7 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], emit: Emit | None = Non
 
     `emit` is for a `StreamingRunner` only, and gets the parts as they come; if it raises Unwanted, so does this. Raises
     CallFailed, after logging the traceback, or where memory ran out or a `BadItem` was raised, a line; and as it is
-    what says that no other batch can be run in this process either.
+    what says that no other batch can be run in this process either, of an item too.
     """
     started = time.perf_counter()
     try:
@@ -65,6 +65,9 @@ def compute(runner: ItemRunner, payloads: Sequence[Any], emit: Emit | None = Non
             results = streaming.stream(payloads, emit)
         if len(results) != len(payloads):
             raise ValueError(f"{len(results)} results for {len(payloads)} payloads")
+        lost = next((each for each in results if isinstance(each, Exception) and _ends_process(each)), None)
+        if lost is not None:
+            raise lost
     except Unwanted:
         raise
     except Exception as error:

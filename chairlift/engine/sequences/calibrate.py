@@ -52,12 +52,20 @@ def calibrate(
     """
     spent = 0.0
     for probe in (_TOUCH, *_PROBES):
+        if is_on_gpu(info):
+            # Steps of a new shape are computed as they are, then recorded, and only then cost what they will.
+            timed_steps(probe._replace(decodes=2), runner, info, slots, max_num_batched_tokens)
         for timed in timed_steps(probe, runner, info, slots, max_num_batched_tokens):
             spent += timed.seconds
             if probe is not _TOUCH:
                 model.observe(timed.seconds, timed.tokens, timed.kv_tokens, timed.pairs)
         if spent > _SECONDS:
             return
+
+
+def is_on_gpu(info: SequenceInfo) -> bool:
+    """Whether the first steps of a shape show what is set up for it, and not what it costs."""
+    return info.device.startswith("cuda")
 
 
 def timed_steps(

@@ -14,7 +14,7 @@ from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
 from chairlift.core.sequences.standing import SequenceState, Standing, standings
 from chairlift.engine.device_lost import is_device_lost
-from chairlift.engine.sequences.calibrate import calibrate
+from chairlift.engine.sequences.calibrate import calibrate, is_on_gpu
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
 from chairlift.runners.low_priority import rest
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line
@@ -69,6 +69,10 @@ class Engine:
         # How fast the largest step is, whether there is a latency target or not.
         self._pace = CostModel()
         self._most = min(most, self.info.max_model_len)
+        if is_on_gpu(info):
+            # The first shows what libraries set up, and the second what is recorded.
+            for _ in range(2):
+                runner.warm_up()
         began = clock()
         runner.warm_up()
         self._pace.observe(clock() - began, self._most, self._most, self._most * (self._most + 1) / 2)

@@ -104,5 +104,7 @@ def available_bytes(device: "torch.device") -> int:
     if device.type == "cuda":
         import torch
 
+        # What loading has let go of is free too, once PyTorch gives it back.
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     return host_available_bytes()

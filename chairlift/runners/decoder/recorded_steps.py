@@ -3,9 +3,12 @@
 A GPU is done with a small operation before Python asks for the next. A graph asks for all of a step's at once.
 """
 
+import contextlib
+import gc
+import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +17,12 @@ from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, Forward, Inputs
 
+log = logging.getLogger(__name__)
+
 # The shortest context that is recorded for, and how many graphs are kept: each takes some megabytes.
 _SHORTEST, _MOST = 256, 96
+# Of how many tokens keys and values are read in a recorded step. With more, a GPU is busy for longer than Python asks.
+_MOST_KEYS = 1 << 20
 
 Run = Callable[[], None]
 
@@ -33,7 +40,8 @@ class RecordedSteps:
     """Runs a forward pass as recorded where each sequence has one token, and else as it is.
 
     Steps are padded to a few shapes with their first sequence, which writes to its place in the cache what it writes
-    there anyway. A shape is computed as it is when it is first met, and recorded when it comes back.
+    there anyway. A shape is computed as it is when it is first met, and recorded when it comes back. Steps of very many
+    keys, and of shapes for which memory has run out, are neither padded nor recorded.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class RecordedSteps:
         self._longest = -(-max_model_len // block_size) * block_size
         self._record = record or GraphRecorder()
         self._steps: OrderedDict[tuple[int, int], _Step] = OrderedDict()
+        self._too_large: set[tuple[int, int]] = set()
         # What steps give, by the power of two up to which they have sequences. Logits of all shapes would be gigabytes.
         self._given: dict[int, Tensor] = {}
 
@@ -58,6 +67,18 @@ class RecordedSteps:
         if batch.max_query_len != 1 or len(inputs.logit_rows) != count:
             return self._forward(inputs)
         shape = _padded(count), min(max(_power(batch.max_context_len), _SHORTEST), self._longest)
+        if shape in self._too_large or shape[0] * shape[1] > _MOST_KEYS:
+            return self._forward(inputs)
+        try:
+            return self._step_of(shape, inputs)[:count]
+        except torch.OutOfMemoryError:
+            # It takes more than the step as it is, and while PyTorch records it frees nothing of what it keeps.
+            log.warning("decodes of %d sequences over %d tokens are not recorded, for want of memory", *shape)
+        self._too_large.add(shape)
+        self._steps.pop(shape, None)
+        return self._forward(inputs)
+
+    def _step_of(self, shape: tuple[int, int], inputs: Inputs) -> Tensor:
         step = self._steps.get(shape)
         if step is None:
             if len(self._steps) == _MOST:
@@ -65,7 +86,7 @@ class RecordedSteps:
             step = self._steps[shape] = _Step(self._room(*shape, inputs.token_ids.device))
         self._steps.move_to_end(shape)
         _fill(step.inputs, inputs)
-        return self._compute(step)[:count]
+        return self._compute(step)
 
     def _compute(self, step: _Step) -> Tensor:
         def compute() -> None:
@@ -143,16 +164,28 @@ class GraphRecorder:
         self._pool: Any = None
 
     def __call__(self, compute: Run) -> Run:
-        """Raises RuntimeError for what waits."""
+        """Raises RuntimeError for what waits, and OutOfMemoryError."""
         if not self._is_trusted:
             _run_without_waiting(compute)
             self._is_trusted = True
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"), _nothing_collected():
             compute()
         self._pool = graph.pool()
         replay: Run = graph.replay
         return replay
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Circles of objects may hold graphs, which must not be freed while another is recorded."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _run_without_waiting(compute: Run) -> None:

@@ -1,6 +1,7 @@
 """DecoderRunner: steps in, sampled tokens out."""
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -149,8 +150,8 @@ class DecoderRunner:
         files = parts_of(gguf) if gguf.exists() else weight_files(folder)
         stored, held = sum(file.stat().st_size for file in files), self.model.weight_bytes
         if held > 1.5 * stored:
-            said = "weights of %.1f MB on the disk take %.1f MB here; quantization int8 or int4 keeps them small"
-            log.warning(said, stored / 1e6, held / 1e6)
+            advice = "; quantization int8 or int4 keeps them small" if self.model.device.type == "cpu" else ""
+            log.warning("weights of %.1f MB on the disk take %.1f MB here%s", stored / 1e6, held / 1e6, advice)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -160,6 +161,7 @@ class DecoderRunner:
             self._dry_run(1, tokens)
         for slots in {1, self.config.slots}:
             self._dry_run(slots, 1)
+        wait_for(self.model.device)
         # Made later, it would stop all threads for as long as that takes. Without one, grammars are refused.
         with contextlib.suppress(GrammarError):
             _ = self.grammars.tokenizer
@@ -293,6 +295,9 @@ class DecoderRunner:
         # All that a step gives comes to the host in one copy.
         tensors = [tensor for parts in prompts.values() for part in parts for tensor in part.tensors]
         arrays = iter(to_host(tensors + ([] if choice is None else choice.tensors)))
+        if choice is None and not tensors:
+            # Nothing was read, and what the step took is not what it took to ask for it.
+            wait_for(self.model.device)
         for index, parts in prompts.items():
             result.prompt_logprobs[prepared.ids[index]] = [each for part in parts for each in part.read(arrays)]
         if choice is not None:
@@ -406,9 +411,17 @@ class DecoderRunner:
         """Release the weights and the cache."""
         if self._ruled is not None:
             self._ruled.close()
+        self._states, on_cuda = None, False
+        if hasattr(self, "model"):
+            on_cuda = self.model.device.type == "cuda"
+            # It holds the model in turn, and what is in a circle stays until the collector comes by.
+            self.model.recorded = None
         for name in ("_pages", "model", "batch", "sampler"):
             if hasattr(self, name):
                 delattr(self, name)
+        if on_cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def _device(config: SequenceConfig) -> torch.device:
@@ -425,6 +438,12 @@ def _dtype(config: SequenceConfig, model: DecoderConfig | ForeignConfig) -> torc
         packed = isinstance(model, DecoderConfig) and model.packing is not None and model.dtype == "float16"
         return torch.bfloat16 if model.dtype == "bfloat16" or packed else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until what was asked for is computed; on the CPU it is already."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:

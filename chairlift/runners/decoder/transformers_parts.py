@@ -4,7 +4,7 @@ A module's kind is guessed by its parts, and then tried: it is replaced if it gi
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -27,24 +27,35 @@ _ROWS = 5
 def put_in(model: Any, ops: Ops) -> int:
     """Replace norms, gated MLPs and projections; return the bytes of what was packed."""
     total = 0
-    for name, module in list(model.named_modules()):
+    for name, module in _each(model):
         norm = _norm_like(module, ops)
         if norm is not None:
             _replace(model, name, norm)
-    for name, module in list(model.named_modules()):
+    for name, module in _each(model):
         mlp = _mlp_like(module, ops)
         if mlp is not None:
             _replace(model, name, mlp)
             total += mlp.nbytes
-    for _, module in list(model.named_modules()):
+    for _, module in _each(model):
         total += _join(module, _QUERY_KEY_VALUE, ops)
     head = model.get_output_embeddings()
-    for name, module in list(model.named_modules()):
+    for name, module in _each(model):
         packed = None if name.endswith(_LEFT) else _projection_like(module, module is head, ops)
         if packed is not None:
             _replace(model, name, packed)
             total += packed.nbytes
     return total
+
+
+def _each(model: Any) -> Iterator[tuple[str, Any]]:
+    """Its modules, as far as they are there when their turn comes: none that was replaced is held until all are."""
+    for name in [name for name, _ in model.named_modules()]:
+        try:
+            module = model.get_submodule(name)
+        except AttributeError:
+            # It was a part of one that was replaced.
+            continue
+        yield name, module
 
 
 def set_apart(model: Any) -> None:
