@@ -4,12 +4,16 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+# A module may come by a package of another name, as vLLM does for CPUs.
+_ASK = (
+    "import importlib.metadata as m, sys; name = sys.argv[1]; "
+    "print(m.version(m.packages_distributions().get(name, [name])[0]))"
+)
 UNKNOWN = "version unknown"
 
 
 def package_versions(wanted: Mapping[str, tuple[str | Path | None, str]]) -> dict[str, str]:
-    """By the name of each peer the version of its package, of those whose interpreter is given."""
+    """By the name of each peer the version of its package or module, of those whose interpreter is given."""
     return {
         name: _said([str(python), "-c", _ASK, package]) or UNKNOWN
         for name, (python, package) in wanted.items()

@@ -285,9 +285,12 @@ def test_a_search_in_which_no_rate_held_shows_none() -> None:
 @pytest.mark.processes
 def test_versions_are_asked_of_the_interpreter_that_runs_a_peer(tmp_path: Path) -> None:
     import msgspec
+    import yaml
 
-    wanted = {"ours": (sys.executable, "msgspec"), "left out": (None, "x"), "odd": (sys.executable, "no-such-package")}
-    assert peer_versions.package_versions(wanted) == {"ours": msgspec.__version__, "odd": peer_versions.UNKNOWN}
+    names = {"ours": "msgspec", "of another name": "yaml", "odd": "no-such-package"}
+    wanted = {"left out": (None, "x")} | {name: (sys.executable, package) for name, package in names.items()}
+    versions = {"ours": msgspec.__version__, "of another name": yaml.__version__, "odd": peer_versions.UNKNOWN}
+    assert peer_versions.package_versions(wanted) == versions
     binary = tmp_path / "llama-server"
     binary.write_text("#!/bin/sh\necho 'version: 7 (abc)' >&2\necho 'built with g++' >&2\n")
     binary.chmod(0o755)

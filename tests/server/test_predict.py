@@ -2,14 +2,24 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from support.items_harness import Listening, adder, counter, embedder, embedding, function, ids_of, listening, reranker
+from support.items_harness import (
+    Listening,
+    adder,
+    counter,
+    embedder,
+    embedding,
+    function,
+    ids_of,
+    listening,
+    reranker,
+    threads_of,
+)
 
 from chairlift.core.items.item import Failure
 from chairlift.engine.items.call import CallFailed
@@ -140,17 +150,6 @@ def test_a_streaming_model_sends_parts_as_lines_or_events() -> None:
 
 
 def test_large_answers_are_written_beside_the_loop(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-
-    def watch(module: Any, name: str) -> None:
-        plain = getattr(module, name)
-
-        def watched(*given: Any) -> Any:
-            threads.append(threading.current_thread().name)
-            return plain(*given)
-
-        monkeypatch.setattr(module, name, watched)
-
     def ask() -> None:
         assert predict(server, "function", ["fox"]).status_code == 200
         tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ['"fox"']}
@@ -158,8 +157,7 @@ def test_large_answers_are_written_beside_the_loop(server: Listening, monkeypatc
 
     # The direct way is for small requests only.
     monkeypatch.setattr(direct.Direct, "take", lambda *given: None)
-    watch(predict_route, "write_predictions")
-    watch(tensor_items, "join")
+    threads = threads_of(monkeypatch, (predict_route, "write_predictions"), (tensor_items, "join"))
     ask()
     monkeypatch.setattr(exchange, "INLINE_SIZE", 2)
     ask()

@@ -19,6 +19,7 @@ from support.items_harness import (
     ids_of,
     listening,
     reranker,
+    threads_of,
 )
 
 from chairlift import __version__
@@ -122,19 +123,7 @@ def test_embeddings_of_all_tokens_are_bounded(server: Listening, monkeypatch: py
 
 
 def test_large_answers_are_written_beside_the_loop(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-
-    def watch(module: Any, name: str) -> None:
-        plain = getattr(module, name)
-
-        def watched(*given: Any) -> Any:
-            threads.append(threading.current_thread().name)
-            return plain(*given)
-
-        monkeypatch.setattr(module, name, watched)
-
-    for module, name in ((tei, "_words"), (tei, "_predictions"), (pooling, "_labelled")):
-        watch(module, name)
+    threads = threads_of(monkeypatch, (tei, "_words"), (tei, "_predictions"), (pooling, "_labelled"))
     monkeypatch.setattr(exchange, "INLINE_SIZE", 2)
     service, _ = embedder("splade")
     assert service.info is not None

@@ -8,9 +8,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 from support.text_tokenizers import build
 from tokenizers import processors
 
@@ -259,3 +261,21 @@ def listening(
         yield it
     finally:
         it.stop()
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, str]) -> list[str]:
+    """The names of the threads in which these functions of modules are called from now on, in that order."""
+    threads: list[str] = []
+
+    def watch(module: ModuleType, name: str) -> None:
+        plain = getattr(module, name)
+
+        def watched(*given: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return plain(*given)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for module, name in functions:
+        watch(module, name)
+    return threads
