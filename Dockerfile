@@ -14,32 +14,71 @@ ARG TORCH_INDEX=https://pypi.org/simple
 ARG TORCH_VERSION=2.13.0
 RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple "torch==${TORCH_VERSION}"
 RUN --mount=type=bind,from=builder,source=/wheels,target=/wheels pip install --no-cache-dir /wheels/*.whl
-# Asks the server on CHAIRLIFT_PORT, over TLS if it has no plain answer. Who is sent away after a handshake lacks a
-# client's certificate: then somebody listens, and that is all there is to know.
+# Asks the server where process 1 listens, or its child where an init comes first: the port may be set by a flag, a
+# variable or a file. Where that can't be told, CHAIRLIFT_PORT is asked. Over TLS if there is no plain answer; who is sent
+# away after a handshake lacks a client's certificate: then somebody listens, and that is all there is to know.
 COPY --chmod=755 <<'EOF' /usr/local/bin/chairlift-ready
+import contextlib
 import http.client
 import os
+import socket
 import ssl
 import sys
+from pathlib import Path
 
-place = "127.0.0.1", int(os.environ.get("CHAIRLIFT_PORT") or 8000)
+
+def listens_at(process):
+    own, places = set(), []
+    for each in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(each))
+    for family, name in (socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6"):
+        path = Path(f"/proc/{process}/net/{name}")
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == "0A" and f"socket:[{inode}]" in own:
+                host, port = map(bytes.fromhex, local.split(":"))
+                # Words of four bytes, the last one first.
+                address = b"".join(host[i : i + 4][::-1] for i in range(0, len(host), 4))
+                places.append((socket.inet_ntop(family, address), int.from_bytes(port, "big")))
+    return places
 
 
-def is_ready(connection):
-    connection.request("GET", "/health/ready")
+def find_places(process):
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        for each in (process, *children):
+            if places := listens_at(each):
+                return places
+    return [("127.0.0.1", int(os.environ.get("CHAIRLIFT_PORT") or 8000))]
+
+
+def ask(connection):
+    connection.request("GET", "/health/ready", headers={"Host": "127.0.0.1"})
     return connection.getresponse().status == 200
 
 
-try:
-    ready = is_ready(http.client.HTTPConnection(*place, timeout=1.5))
-except (OSError, http.client.HTTPException):
-    encrypted = http.client.HTTPSConnection(*place, timeout=1.5, context=ssl._create_unverified_context())
-    encrypted.connect()
+def is_ready(place):
     try:
-        ready = is_ready(encrypted)
+        return ask(http.client.HTTPConnection(*place, timeout=1.5))
+    except (OSError, http.client.HTTPException):
+        context = ssl._create_unverified_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    encrypted = http.client.HTTPSConnection(*place, timeout=1.5, context=context)
+    try:
+        encrypted.connect()
+    except OSError:
+        return None
+    if encrypted.sock.selected_alpn_protocol() == "h2":
+        return None  # that is gRPC
+    try:
+        return ask(encrypted)
     except (ssl.SSLError, ConnectionError):
-        ready = True
-sys.exit(not ready)
+        return True
+
+
+found = {is_ready(place) for place in find_places(*sys.argv[1:] or ["1"])}
+sys.exit(True not in found or False in found)
 EOF
 RUN useradd --create-home --uid 10001 chairlift
 # A new volume that is mounted here takes on its owner.

@@ -6,6 +6,8 @@ from pathlib import Path
 from chairlift.runners.host_cpus import control_groups
 
 _NO_LIMIT = 2**62
+# The files of a group with its limit and what it uses, and what its statistics say of all groups within: v2, and v1.
+_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
 
 def host_available_bytes() -> int:
@@ -24,19 +26,21 @@ def _host_bytes() -> int:
 
 
 def _cgroup_bytes() -> int:
-    """What the limits of a container or a service leave (cgroup v2); without any, more than any machine has."""
-    return min(map(_left, control_groups()), default=_NO_LIMIT)
+    """What the limits of a container or a service leave; without any, more than any machine has."""
+    return min(map(_left, control_groups("memory")), default=_NO_LIMIT)
 
 
 def _left(group: Path) -> int:
     """What a group's own limit leaves. The files that the kernel still has in memory make room when it is wanted."""
-    try:
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        cached = int(stat["active_file"]) + int(stat["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return _NO_LIMIT
-    return max(limit - max(used - cached, 0), 0)
+    for most, now, prefix in _FILES:
+        try:
+            limit, used = (int((group / name).read_text()) for name in (most, now))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cached = int(stat[f"{prefix}active_file"]) + int(stat[f"{prefix}inactive_file"])
+        except (OSError, ValueError, KeyError):
+            continue
+        return min(max(limit - max(used - cached, 0), 0), _NO_LIMIT)
+    return _NO_LIMIT
 
 
 def _kilobytes(path: Path, name: str) -> int:

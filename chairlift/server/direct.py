@@ -1,11 +1,11 @@
 """The short way for small requests to models that take any JSON: no task, no streams, one write.
 
 Through ASGI such a request costs three times as much. That way stays the one that knows everything: whatever is unusual
-about a request is left to it, before anything has been done.
+about a request is left to it, before anything has been done. Only a large answer takes a task, and a thread writes it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,14 @@ from starlette.types import Scope
 from chairlift.config.server import ServerConfig
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.server.http.api_errors import ApiError, as_api_error, oip_shape
+from chairlift.server.http.buffered import HeldBody
 from chairlift.server.http.endpoint import SendReply
-from chairlift.server.http.exchange import CLIENT_GONE, Terms, out_of_time, terms_of
+from chairlift.server.http.exchange import CLIENT_GONE, HELD, INLINE_SIZE, Terms, off_loop, out_of_time, terms_of
 from chairlift.server.http.origins import Origins
-from chairlift.server.http.tenants import TENANT, Keys, Tenant
+from chairlift.server.http.tenants import TENANT, Keys, Tenant, client_in
 from chairlift.server.models.item_service import ItemService, blamed, timing_headers, too_late
 from chairlift.server.models.registry import Models
+from chairlift.server.models.result_size import size_of
 from chairlift.server.oip.predict import PATH, STREAM_KINDS, read_instances, write_predictions
 from chairlift.server.oip.tensor_items import takes_json
 from chairlift.server.status import Exposition
@@ -89,12 +91,14 @@ class Direct:
         """Whether its tenant may send it, who then has entered; if not, the ordinary way says why."""
         tenant = self._keys.find_in(scope) if self._keys.needed else scope.get(TENANT)
         if tenant is None:
-            return not self._keys.needed
+            return not self._keys.needed and _has_room(scope)
+        scope[TENANT] = tenant
+        if not _has_room(scope):
+            return False
         try:
             tenant.enter("infer")
         except ApiError:
             return False
-        scope[TENANT] = tenant
         return True
 
     def _reply(self, reply: SendReply, status: int, headers: Mapping[str, str], body: bytes) -> None:
@@ -105,7 +109,7 @@ class Direct:
 class _Exchange:
     """One request and its answer, within `most_s` seconds unless it comes from this process."""
 
-    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_tenant", "_terms", "_timer")
+    __slots__ = ("_futures", "_is_over", "_most_s", "_reply", "_service", "_tenant", "_terms", "_timer", "_writing")
 
     def __init__(self, service: ItemService, reply: SendReply, tenant: Tenant | None, most_s: float | None) -> None:
         self._service = service
@@ -116,6 +120,7 @@ class _Exchange:
         self._is_over = False
         self._futures: list[asyncio.Future[Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     def begin(self, scope: Scope, body: bytes) -> None:
         """Queue the items, or refuse them."""
@@ -150,12 +155,24 @@ class _Exchange:
         if self._timer is not None:
             self._timer.cancel()
         answers = [each.result() for each in self._futures]
-        try:
-            body = write_predictions(answer.value for answer in answers)
-        except Exception as failure:
-            self._refuse(failure)
+        values = [answer.value for answer in answers]
+        # A small request may have a large answer.
+        size = size_of(values, INLINE_SIZE)
+        if size > INLINE_SIZE:
+            self._writing = future.get_loop().create_task(self._write_beside(size, answers, values))
         else:
-            self._send(200, timing_headers(answers), body)
+            self._finish(answers, _written(values))
+
+    async def _write_beside(self, size: int, answers: list[Answer], values: list[Any]) -> None:
+        written = await off_loop(size, partial(_written, values))
+        if not self._is_over:
+            self._finish(answers, written)
+
+    def _finish(self, answers: list[Answer], written: bytes | Exception) -> None:
+        if isinstance(written, Exception):
+            self._refuse(written)
+        else:
+            self._send(200, timing_headers(answers), written)
         self._service.answered(answers, self._terms)
 
     def _expire(self, after: float) -> None:
@@ -182,3 +199,17 @@ class _Exchange:
         if tenant is not None:
             tenant.leave()
         self._reply(status, headers, body)
+
+
+def _has_room(scope: Scope) -> bool:
+    """Whether there is room for a request's body beside what else its client has here."""
+    held: HeldBody | None = scope.get(HELD)
+    return held is None or held.charge(client_in(scope))
+
+
+def _written(values: Sequence[Any]) -> bytes | Exception:
+    """The body of an answer, or why there is none."""
+    try:
+        return write_predictions(values)
+    except Exception as error:
+        return error

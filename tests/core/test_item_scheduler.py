@@ -62,6 +62,17 @@ def run_all(
     return ended, calls
 
 
+def run_side_by_side(s: ItemScheduler, fails: Callable[[list[str]], Failure | None]) -> tuple[dict[str, Finished], int]:
+    """Run everything that waits, on all instances at once; return how each ended, and the number of calls."""
+    ended, num_calls = {}, 0
+    while running := [batch for _ in s.instances if (batch := s.schedule(0.0)) is not None]:
+        num_calls += len(running)
+        for batch in running:
+            outcome = BatchResult(seconds=0.0, failure=fails(ids(batch)))
+            ended |= {each.id: each for each in s.update(batch, outcome, 0.0)}
+    return ended, num_calls
+
+
 # When a batch leaves
 
 
@@ -402,6 +413,8 @@ def test_another_instance_may_take_whom_this_batch_leaves_out() -> None:
 
 # Failures
 
+DEADLY = pytest.mark.parametrize("failure", [Failure.DIED, Failure.TIMED_OUT])
+
 
 @pytest.mark.parametrize("culprit", [0, 17, 63])
 def test_one_poison_item_among_64_costs_12_calls_and_one_error(culprit: int) -> None:
@@ -452,6 +465,30 @@ def test_four_culprits_are_found() -> None:
     fill(s, range(64))
     bad = {"3", "20", "40", "63"}
     ended, _ = run_all(s, lambda names: Failure.RAISED if bad & set(names) else None)
+    assert {name for name, each in ended.items() if each.reason is FinishReason.ERROR} == bad
+
+
+@pytest.mark.parametrize("num_instances", [1, 8])
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_request_whose_items_all_raise_takes_nobody_of_another_along(num_instances: int, in_turn: bool) -> None:
+    s = scheduler(num_instances, max_batch_size=64)
+    requests = ["bad", None] * 32 if in_turn else ["bad"] * 32 + [None] * 32
+    for name, request in enumerate(requests):
+        s.add(item(name, request=request))
+    bad = {str(name) for name, request in enumerate(requests) if request}
+    ended, num_calls = run_side_by_side(s, lambda names: Failure.RAISED if bad & set(names) else None)
+    assert {name for name, each in ended.items() if each.reason is FinishReason.ERROR} == bad
+    assert len(ended) == 64
+    assert num_calls <= 1 + 2 * 6 + 8 * 6, "what one culprit among many costs, and what a request may spend"
+
+
+@DEADLY
+def test_items_of_a_request_that_kill_are_told_from_those_between_them(failure: Failure) -> None:
+    s = scheduler(num_instances=16, max_batch_size=1000)
+    bad = {str(name) for name in range(0, 1000, 2)}
+    for name in range(1000):
+        s.add(item(name, request="bad" if str(name) in bad else None))
+    ended, _ = run_side_by_side(s, lambda names: failure if bad & set(names) else None)
     assert {name for name, each in ended.items() if each.reason is FinishReason.ERROR} == bad
 
 
@@ -538,9 +575,6 @@ def test_the_memory_limit_counts_size_so_that_small_items_are_not_held_back() ->
     run_all(s, lambda names: Failure.OUT_OF_MEMORY if len(names) > 1 else None)
     fill(s, range(32), size=1)
     assert len(ids(s.schedule(1.0))) == 32
-
-
-DEADLY = pytest.mark.parametrize("failure", [Failure.DIED, Failure.TIMED_OUT])
 
 
 @DEADLY

@@ -21,12 +21,13 @@ CALLS_PER_HISTORY = 60
 
 def draw_setup(dice: Dice) -> Setup:
     deadly = dice.integer(0, 1) == 0
+    crowd = not deadly and dice.integer(0, 7) == 0
     target = pick(dice, (None, None, None, 0.05))
     limits = BatchLimits(
-        max_batch_size=dice.integer(8, 16) if deadly else dice.integer(1, 8),
+        max_batch_size=draw_batch_size(dice, deadly, crowd),
         max_wait=0.0 if target else pick(dice, (0.0, 0.0, 0.02)),
-        max_batch_tokens=pick(dice, (None, None, 6, 20)),
-        max_waiting=pick(dice, (3, 30, 30, 1000)),
+        max_batch_tokens=None if crowd else pick(dice, (None, None, 6, 20)),
+        max_waiting=1000 if crowd else pick(dice, (3, 30, 30, 1000)),
         max_queue_seconds=pick(dice, (None, None, None, 0.05)),
         target_latency=target,
         default_timeout=pick(dice, (None, None, 0.03, 0.1, 1.0)),
@@ -40,18 +41,23 @@ def draw_setup(dice: Dice) -> Setup:
         bisect=dice.integer(0, 3) > 0,
     )
     culprits = None
-    if dice.integer(0, 2) == 0:
+    if dice.integer(0, 0 if crowd else 2) == 0:
         culprits = frozenset(f"i{dice.integer(0, 39)}" for _ in range(dice.integer(0, 3)))
-        culprits |= {"r0"} if deadly and dice.integer(0, 1) else frozenset()
-    return Setup(limits, dice.integer(1, 3), culprits, ahead=dice.integer(0, 1) == 0, deadly=deadly)
+        culprits |= {"r0"} if crowd or (deadly and dice.integer(0, 1)) else frozenset()
+    return Setup(limits, dice.integer(1, 3), culprits, dice.integer(0, 1) == 0, deadly, crowd)
+
+
+def draw_batch_size(dice: Dice, deadly: bool, crowd: bool) -> int:
+    """Those who are at fault need company to be told from the model: a request with many items needs the most."""
+    return dice.integer(32, 64) if crowd else dice.integer(8, 16) if deadly else dice.integer(1, 8)
 
 
 def draw_change(dice: Dice, world: World) -> BatchLimits:
-    """What may change while there are items. Those who are at fault need company to be told from the model."""
+    """What may change while there are items."""
     target = pick(dice, (None, None, 0.05))
     return msgspec.structs.replace(
         world.limits,
-        max_batch_size=dice.integer(8, 16) if world.setup.deadly else dice.integer(1, 8),
+        max_batch_size=draw_batch_size(dice, world.setup.deadly, world.setup.crowd),
         target_latency=target,
         max_wait=0.0 if target else pick(dice, (0.0, 0.0, 0.02)),
     )
@@ -60,7 +66,7 @@ def draw_change(dice: Dice, world: World) -> BatchLimits:
 def draw_item(dice: Dice, world: World) -> Item:
     return Item(
         # Ids come back after their item has ended, now and then while it has not.
-        id=f"i{dice.integer(0, 39)}",
+        id=f"i{dice.integer(0, 63 if world.setup.crowd else 39)}",
         arrival=max(0.0, world.now - pick(dice, (0, 0, 0, 0.01))),
         size=pick(dice, (1.0, 1.0, 2.0, 0.5, 3.0, 5.0, 7.0, 0.0 if dice.integer(0, 9) == 0 else 1.0)),
         shape_key=pick(dice, (None, None, None, "wide", ("a", 2))),
@@ -75,7 +81,7 @@ def take_turn(dice: Dice, world: World) -> None:
     """Make one call, drawn by chance."""
     choice = dice.integer(0, 15)
     if choice <= 5:
-        for _ in range(dice.integer(1, 12 if world.setup.deadly else 6)):
+        for _ in range(dice.integer(1, 80 if world.setup.crowd else 12 if world.setup.deadly else 6)):
             world.add(draw_item(dice, world))
     elif choice == 6 and world.guests:
         world.abort(pick(dice, list(world.guests)))

@@ -39,6 +39,31 @@ def test_a_limit_leaves_what_is_not_used_but_for_files_that_are_only_cached(
     assert host_memory._cgroup_bytes() == 500
 
 
+def test_the_limits_of_cgroup_v1_hold_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cpus, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(host_cpus, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    # A container sees its own group as the root, though its path is that of the host.
+    own = "9:memory:/docker/1:2\n4:cpuacct,cpu:/docker/1:2\n1:name=systemd:/docker/1:2\n0::/elsewhere\n"
+    (tmp_path / "own").write_text(own)
+    cpu, memory = tmp_path / "groups" / "cpu", tmp_path / "groups" / "memory"
+    for folder in (cpu, memory, cpu / "docker" / "1:2", memory / "docker" / "1:2"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.cfs_quota_us").write_text("-1\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+        (folder / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
+        (folder / "memory.usage_in_bytes").write_text("900\n")
+        statistics = "active_file 1\ninactive_file 2\ntotal_active_file 10\ntotal_inactive_file 590\n"
+        (folder / "memory.stat").write_text(statistics)
+    assert (host_cpus.usable_cpus(), host_memory._cgroup_bytes()) == (8, host_memory._NO_LIMIT)
+    (cpu / "cpu.cfs_quota_us").write_text("250000\n")
+    (memory / "memory.limit_in_bytes").write_text("1000\n")
+    assert (host_cpus.usable_cpus(), host_memory._cgroup_bytes()) == (3, 700)
+    (cpu / "docker" / "1:2" / "cpu.cfs_quota_us").write_text("50000\n")
+    (memory / "docker" / "1:2" / "memory.limit_in_bytes").write_text("800\n")
+    assert (host_cpus.usable_cpus(), host_memory._cgroup_bytes()) == (1, 500)
+
+
 @pytest.fixture
 def cpu_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A process that is in a group within a group, and may run on eight processors."""

@@ -2,15 +2,18 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.items_harness import Listening, LocalDispatcher, adder, counter, function, listening
+from support.items_harness import Listening, LocalDispatcher, adder, counter, function, listening, threads_of
 
 from chairlift.errors import QueueFull, RequestFailed
+from chairlift.server import direct
 from chairlift.server.direct import MAX_BYTES
+from chairlift.server.http.exchange import INLINE_SIZE
 from chairlift.server.models.item_service import ItemService
 
 Model = tuple[ItemService, LocalDispatcher]
@@ -147,6 +150,46 @@ def test_who_hangs_up_is_forgotten(server: Listening, model: Model, caplog: pyte
     assert service.metrics._finished["abort"] == 1
     dispatcher.held = False
     assert ask(server, b"".join(head_and_body(b'{"instances": [4]}', headers=JSON)))[2] == b'{"predictions":[8]}'
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_large_answer_to_a_small_request_is_written_beside_the_loop(
+    server: Listening, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = threads_of(monkeypatch, (direct, "write_predictions"))
+    for size in (INLINE_SIZE // 2, INLINE_SIZE + 1):
+        model[1].compute = lambda payloads, size=size: ["a" * size for _ in payloads]
+        status, headers, body = ask(server, b"".join(head_and_body(b'{"instances": [1]}', headers=JSON)))
+        assert (status, body) == (200, b'{"predictions":["%b"]}' % (b"a" * size))
+        assert headers["x-batch-size"] == "1"
+    model[1].compute = lambda payloads: [["a" * INLINE_SIZE, object()] for _ in payloads]
+    status, _, body = ask(server, b"".join(head_and_body(b'{"instances": [1]}', headers=JSON)))
+    assert (status, "can't be written as JSON" in json.loads(body)["error"]) == (500, True)
+    assert [name.startswith("asyncio_") for name in threads] == [False, True, True]
+
+
+def test_who_hangs_up_while_the_answer_is_written_is_forgotten(
+    server: Listening, model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, gone = threading.Event(), threading.Event()
+    write = direct.write_predictions
+
+    def held(values: Any) -> bytes:
+        begun.set()
+        assert gone.wait(10)
+        return write(values)
+
+    service, dispatcher = model
+    dispatcher.compute = lambda payloads: ["a" * INLINE_SIZE for _ in payloads]
+    monkeypatch.setattr(direct, "write_predictions", held)
+    with connect(server) as client:
+        client.sendall(b"".join(head_and_body(b'{"instances": [1]}', headers=JSON)))
+        assert begun.wait(10)
+    until(lambda: service.metrics._finished["abort"] == 1)
+    gone.set()
+    assert ask(server, b"".join(head_and_body(b'{"instances": [1]}', headers=JSON)))[0] == 200
+    until(lambda: service.metrics._finished["done"] == 1)
+    assert service.metrics._finished["abort"] == 1
     assert "never retrieved" not in caplog.text
 
 

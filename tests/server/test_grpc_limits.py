@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
@@ -9,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 from support.items_harness import Listening, LocalDispatcher, adder, counter, function, listening
 from support.key_files import bearer, write_keys
 
+from chairlift.server.http.buffered import share_of
+from chairlift.server.http.tenants import OWNER, Tenant
 from chairlift.server.models.registry import Models
 
 grpc = pytest.importorskip("grpc")
 client_of = pytest.importorskip("chairlift.server.oip.grpc_calls").client_of
-share_of = pytest.importorskip("chairlift.server.oip.grpc_calls").share_of
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 service_pb2_grpc = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
 
@@ -109,6 +112,18 @@ def test_answers_without_room_are_refused() -> None:
             ("mine", False),
             ("mine", True),
         ]
+
+
+def test_a_compressed_message_is_unpacked_up_to_the_limit() -> None:
+    """grpcio before 1.84 unpacks all of it, and then says `Received message larger than max`."""
+    with serving(max_buffered_bytes=4_000_000, max_body_bytes=1_000_000) as case:
+        for size in (900_000, 20_000_000):
+            call = case.stub.ModelInfer.future(request(size), compression=grpc.Compression.Gzip)
+            assert code_of(call) == ("OK" if size < 1_000_000 else "RESOURCE_EXHAUSTED")
+        assert call.exception().details() == "Decompressed message larger than max"
+    about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = map(Requirement, about["optional-dependencies"]["grpc"])
+    assert not any("1.83.0" in each.specifier for each in wanted if each.name == "grpcio")
 
 
 def test_the_key_is_asked_for_before_a_message_is_read() -> None:
@@ -246,12 +261,32 @@ def test_calls_that_send_nothing_leave_room_for_those_of_another_key(tmp_path: P
         assert case.stub.ModelInfer(request(), metadata=by("anna"), timeout=20).id == "mine"
 
 
+def test_the_messages_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", anna={}, ben={})
+    with serving(api_keys=str(keys), max_buffered_bytes=10_000_000, max_body_bytes=1_300_000) as case:
+        case.dispatcher.held = True
+        calls = []
+        for count in range(1, 4):
+            calls.append(case.stub.ModelInfer.future(request(1_200_000), metadata=by("anna")))
+            until(lambda count=count: case.dispatcher.waiting == count)
+        assert code_of(case.stub.ModelInfer.future(request(1_200_000), metadata=by("anna"))) == "RESOURCE_EXHAUSTED"
+        (answer,) = case.stub.ModelStreamInfer(iter([request(1_200_000)]), metadata=by("anna"))
+        assert "(max_buffered_bytes)" in answer.error_message
+        calls.append(case.stub.ModelInfer.future(request(100), metadata=by("ben")))
+        until(lambda: case.dispatcher.waiting == 4)
+        for call in calls:
+            call.cancel()
+        case.dispatcher.held = False
+
+
 def test_who_calls_is_told_by_key_or_address() -> None:
     class Context:
         def peer(self) -> str:
             return "ipv4:10.0.0.7:5000"
 
-    assert client_of(None, Context()) == "ipv4:10.0.0.7"
+    for tenant in (None, OWNER):
+        assert client_of(tenant, Context()) == "ipv4:10.0.0.7"
+    assert [client_of(Tenant(name), Context()) for name in ("anna", "ben")] == ["anna", "ben"], "at one address"
     assert [share_of(places) for places in (1, 2, 3, 4, 8)] == [1, 2, 3, 3, 6]
 
 

@@ -173,6 +173,7 @@ def test_large_answers_are_written_beside_the_loop(server: Listening, monkeypatc
         (np.zeros((2, 3), np.float32), 48),
         (np.array([b"abc", b"d"], object), 16 + 4),
         (["a" * 50] * 100, 850),
+        pytest.param(dict.fromkeys(range(1000), "long"), 1000, id="many keys"),
     ],
     ids=str,
 )

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,7 @@ from support.certificates import Pair, authority, install, signed, trusting
 from support.items_harness import Listening, adder, embedder, listening, reranker
 from support.key_files import key_of, write_keys
 from support.oip_tensors import check, tensors
+from support.processes import end_with_tests
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
@@ -177,7 +181,8 @@ def test_old_versions_of_tls_are_refused(world: World) -> None:
             if works:
                 assert name_of(context, it.port) == "server"
             else:
-                with pytest.raises(ssl.SSLError):
+                # The server says so, or hangs up; the client itself would have said something else.
+                with pytest.raises(ssl.SSLError, match=r"ALERT_PROTOCOL_VERSION|UNEXPECTED_EOF"):
                     name_of(context, it.port)
 
 
@@ -269,23 +274,56 @@ def health_check(tmp_path: Path) -> Path:
     return path
 
 
+def healthy(check: Path, process: int | None = None, port: int | None = None) -> bool:
+    """What it says of this process, or another; 0 is none."""
+    command = [sys.executable, str(check), str(os.getpid() if process is None else process)]
+    environment = os.environ if port is None else os.environ | {"CHAIRLIFT_PORT": str(port)}
+    return subprocess.run(command, env=environment, capture_output=True).returncode == 0
+
+
 @pytest.mark.processes
 def test_the_health_check_of_the_image(world: World, health_check: Path) -> None:
-    def healthy(port: int) -> bool:
-        environment = os.environ | {"CHAIRLIFT_PORT": str(port)}
-        return subprocess.run([sys.executable, str(health_check)], env=environment, capture_output=True).returncode == 0
-
-    with listening(adder()[0]) as plain:
-        assert healthy(plain.port)
+    grpc = find_spec("grpc") is not None
+    with listening(adder()[0], grpc=grpc) as plain:
+        assert healthy(health_check), "at a port that nobody was told of"
+        assert healthy(health_check, 0, plain.port)
         next(iter(plain.models.all())).state = "draining"
-        assert not healthy(plain.port)
-    assert not healthy(plain.port)
-    with serving(world) as encrypted:
-        assert healthy(encrypted.port)
+        assert not healthy(health_check)
+    assert not healthy(health_check, 0, plain.port)
+    with serving(world, grpc=grpc) as encrypted:
+        assert healthy(health_check)
         next(iter(encrypted.models.all())).state = "draining"
-        assert not healthy(encrypted.port)
+        assert not healthy(health_check)
     with serving(world, tls_ca=str(world.trusted())) as closed:
-        assert healthy(closed.port)
+        assert healthy(health_check)
+        assert healthy(health_check, 0, closed.port)
+
+
+_ANSWERS = """
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+server = HTTPServer(("127.0.0.1", 0), Ready)
+print(flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.processes
+def test_the_health_check_looks_behind_an_init(health_check: Path) -> None:
+    command = ["sh", "-c", '"$0" -S -c "$1"; :', sys.executable, _ANSWERS]
+    # In a group of its own, so that both can be ended.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0, preexec_fn=end_with_tests
+    ) as init:
+        try:
+            assert init.stdout is not None
+            assert init.stdout.readline() == b"\n"
+            assert healthy(health_check, init.pid)
+        finally:
+            os.killpg(init.pid, signal.SIGKILL)
 
 
 # Files that are replaced
@@ -390,10 +428,15 @@ def test_what_is_wrong_is_said_at_the_start(world: World, tmp_path: Path) -> Non
     assert make_tls(ServerConfig()) is None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_key_that_may_not_be_read_is_named(world: World, tmp_path: Path) -> None:
+def test_a_key_that_may_not_be_read_is_named(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "closed.key"
-    key.write_bytes(world.server.key.read_bytes())
-    key.chmod(0)
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path == key:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ConfigError, match=r"tls_key .*closed\.key can't be read: Permission denied"):
         made(world.server.certificate, key)

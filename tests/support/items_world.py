@@ -18,8 +18,8 @@ DEADLY = (Failure.DIED, Failure.TIMED_OUT)
 class Setup(NamedTuple):
     """A scheduler's configuration. With `culprits` only batches that hold one of these ids fail: by raising, or dying.
 
-    At most four of them, since with more the model itself is taken to be at fault. Where they die, one may be a request
-    with any number of items.
+    At most four of them, since with more the model itself is taken to be at fault. Where they die, or in a `crowd` that
+    shares large batches, one may be a request with any number of items.
     """
 
     limits: BatchLimits
@@ -27,6 +27,7 @@ class Setup(NamedTuple):
     culprits: frozenset[str] | None = None
     ahead: bool = False
     deadly: bool = False
+    crowd: bool = False
 
     def blames(self, item: Item) -> bool:
         return self.culprits is not None and not self.culprits.isdisjoint({item.id, item.request})

@@ -22,13 +22,15 @@ _TOO_MANY = "; smaller batches of the same items failed as well, too many to loo
 class Bisection(msgspec.Struct, eq=False):
     """What may be spent on all that a failed batch was split into: calls of halves, and calls that are deadly.
 
-    Of these as many for the items of each request, and requests that have any. `deaths` counts them, by request; those
-    of items of several are by None. `room` is what batches could hold before it failed.
+    `calls` and `deaths` count them by request, each of which may have as many, and those of items of several by None.
+    So nobody pays for what the items of another's request do. Of deaths there may be as many requests that have any.
+    `room` is what batches could hold before it failed.
     """
 
-    calls_left: int
+    most_calls: int
     most_deaths: int
     room: Room
+    calls: dict[str | None, int] = msgspec.field(default_factory=dict)
     deaths: dict[str | None, int] = msgspec.field(default_factory=dict)
 
     def spent_by(self, request: str | None) -> bool:
@@ -121,14 +123,14 @@ class Bisections(dict[str, BatchPart]):
         """Take what is left of a failed batch into parts that go next; return None, or why its items must fail instead.
 
         `part` is the one that the batch was, if it was one, and `room` what batches could hold before it. A call that
-        raised, or ran out of memory, is halved.
+        raised, or ran out of memory, is halved. Items of a request stay together, so that few parts have several.
         """
         alone, deadly = len(batch.items) == 1, failure in _DEADLY
         if (self._limits.retries == 0) if deadly else (alone or not self._limits.bisect):
             return Blame("", [], deadly and alone)
         search = self._begin(batch, room) if part is None else part.search
+        request = _request_of(batch.items)
         if deadly and not (part is None or part.again):
-            request = _request_of(batch.items)
             search.deaths[request] = search.deaths.get(request, 0) + 1
             for spender in (None, request):
                 if search.spent_by(spender):
@@ -136,14 +138,13 @@ class Bisections(dict[str, BatchPart]):
         if deadly and alone and items[0].attempts > self._limits.retries:
             return Blame(f" (in each of {items[0].attempts} calls)", [], deadly=True)
         if failure is Failure.RAISED:
-            if search.calls_left < 2:
+            spent = search.calls.get(request, 0) + 2
+            if spent > search.most_calls:
                 return Blame(_TOO_MANY, [])
-            search.calls_left -= 2
+            search.calls[request] = spent
         self.num_bisections += not alone
-        size = -(-len(items) // _PARTS) if deadly else (len(items) + 1) // 2
         parts = []
-        for start in range(0, len(items), size):
-            members = items[start : start + size]
+        for members in _divide(items, failure):
             detail = f"a batch of {len(batch.items)} with it {what}, so it is tried again in one of {len(members)}"
             parts.append(BatchPart(members, search, detail, deadly, again=deadly and alone))
         self._add(parts, last=alone)
@@ -182,3 +183,17 @@ def _request_of(items: list[Item]) -> str | None:
     """The request that all these items came in, or None."""
     requests = {item.request or item.id for item in items}
     return requests.pop() if len(requests) == 1 else None
+
+
+def _divide(items: list[Item], failure: Failure) -> list[list[Item]]:
+    """Take items apart, those of a request side by side; after an error half of the requests from the other half."""
+    requests: dict[str, list[Item]] = {}
+    for item in items:
+        requests.setdefault(item.request or item.id, []).append(item)
+    items = [item for members in requests.values() for item in members]
+    if failure is Failure.RAISED and len(requests) > 1:
+        first = list(requests.values())[: (len(requests) + 1) // 2]
+        cut = sum(map(len, first))
+        return [items[:cut], items[cut:]]
+    size = -(-len(items) // _PARTS) if failure in _DEADLY else (len(items) + 1) // 2
+    return [items[start : start + size] for start in range(0, len(items), size)]

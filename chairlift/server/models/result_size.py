@@ -21,14 +21,14 @@ def size_of(value: Any, most: int) -> int:
         if isinstance(each, str | bytes):
             size += len(each)
         elif isinstance(each, Mapping):
-            size += sum(map(len, map(str, each)))
-            rest += each.values()
-        elif isinstance(each, np.ndarray) and each.dtype != object:
-            size += each.size * _NUMBER
+            size += len(each) if len(each) > most else sum(map(len, map(str, each)))
+            rest += each.values() if size <= most else ()
         elif isinstance(each, list | tuple | np.ndarray):
+            size += (each.size if isinstance(each, np.ndarray) else len(each)) * _NUMBER
+            if size > most or (isinstance(each, np.ndarray) and each.dtype != object):
+                continue
             values = each.ravel().tolist() if isinstance(each, np.ndarray) else each
-            size += len(values) * _NUMBER
-            if size <= most and not _NUMBERS.issuperset(map(type, values)):
+            if not _NUMBERS.issuperset(map(type, values)):
                 rest += values
         else:
             size += _NUMBER
