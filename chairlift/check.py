@@ -14,6 +14,7 @@ from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
 from chairlift.folders.model_json import NO_TOKENIZER, read_model_json, values_checked
 from chairlift.folders.packing import parse_packing
+from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tensor_files import count_numbers, weight_files
 from chairlift.gguf.gguf_file import numbers_of
 from chairlift.gguf.side_folder import folder_of, is_gguf
@@ -35,6 +36,7 @@ _WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 16}
 # Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
 _CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
 _TOKENIZER = "tokenizer.json"
+_MODEL = "a Hugging Face folder, a .gguf file, or a name of the Hub, whose config.json is downloaded"
 # Tokens of requests, to say how many there may be at once.
 _LENGTHS = (512, 4096)
 
@@ -42,7 +44,7 @@ _LENGTHS = (512, 4096)
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give a parser the flags of `chairlift check`."""
     parser.description = "Say whether a model can be served, how, and what memory it takes. Its weights are not read."
-    parser.add_argument("model", help="a Hugging Face folder, or a name of the Hub, whose config.json is downloaded")
+    parser.add_argument("model", help=_MODEL)
     parser.add_argument("--revision", help="branch, tag or commit of a model of the Hub (default: main)")
 
 
@@ -116,11 +118,23 @@ def _of_items(folder: Path, numbers: int | None) -> Rows:
     positions = read_config(folder).max_positions if is_decoder else read_encoder_config(folder).max_tokens
     return [
         ("model", f"{raw['model_type']}: {_TASKS[task_of(folder, raw)]}"),
+        *_of_pairs(SentenceFiles.read(folder)),
         ("computed by", "native kernels"),
         ("batches", "dynamic, by max_batch_size, max_batch_tokens and max_wait_ms or target_latency_ms"),
         ("positions", f"{positions:,}"),
         *_of_weights(numbers, host_available_bytes()),
     ]
+
+
+def _of_pairs(files: SentenceFiles) -> Rows:
+    """What a score is, where it is no classification head's, and how pairs are written, where it is not end to end."""
+    rows: Rows = []
+    if (score := files.logit_score) is not None:
+        less = "" if score.false_id is None else f" less that of {score.false_id}"
+        rows.append(("score", f"the logit of token {score.true_id} as the next one{less}"))
+    if files.pairs is not None:
+        rows.append(("pairs", "as chats of a query and a document, by the folder's chat template"))
+    return rows
 
 
 def _of_weights(numbers: int | None, free: int) -> Rows:

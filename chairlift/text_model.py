@@ -46,7 +46,7 @@ class TextModel:
         self._runner = make_runner(self.config)
         self.info = self._runner.load()
         assert self.info.max_tokens is not None, "an encoder takes only so many positions"
-        self._encoder = TextEncoder(model, self.info.max_tokens, lowercase=files.lowercase)
+        self._encoder = TextEncoder(model, self.info.max_tokens, files)
         prompts = files.prompts or {}
         self._prompt = prompts[files.default_prompt] if files.default_prompt is not None else ""
         self._serial = 0

@@ -125,13 +125,17 @@ the two together.
 
 All of them under all four strategies, with prefix cache, chunks and preemption; in float32, bfloat16 or with
 `quantization = "int8"` or `"int4"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one
-call. All can embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone,
-in company, in chunks, after prefix hits and a preemption.
+call except in float32. All can embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits,
+greedy tokens alone, in company, in chunks, after prefix hits and a preemption.
 
 Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
 in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders), and so are
 **GGUF** files of {architectures}, and of
 {with_experts} with experts ([formats](guides/serving.md#gguf-files)).
+
+In the last column, *windows* are sliding-window attention, *neighbours rotated* is interleaved RoPE, *layers without
+rotation* have no RoPE, *experts* are a mixture of experts, and *multipliers* are factors on embeddings, scores,
+residuals and logits.
 
 {decoders}
 
@@ -143,7 +147,8 @@ the above holds: strategies, prefix cache, chunks, preemption, int8 and int4. It
 A model is checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what
 attention there is must be known; or else it is refused. Where keys and values are made from a latent (LongCat), they
 themselves are cached, which takes many times the memory that native families with
-[latent attention](decisions/035-latent-attention.md) take. These are held against transformers by tests; others may do.
+[latent attention](decisions/035-latent-attention.md) take. These are held against transformers by tests
+(of those that read images the first two); others may do.
 
 **Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A
 prefix is found where a [snapshot](guides/serving.md#models-with-states) of it was kept: at prompts' and answers' ends
@@ -157,6 +162,9 @@ need transformers 5.21 or newer.
 In batches of texts of any length without padding; in float32, bfloat16, int8 or int4.
 
 {encoders}
+
+Decoders that are native do the same where [their folder says so](guides/items.md): Qwen3-Embedding, e5-mistral,
+Qwen3-Reranker, zerank-2.
 
 ONNX files and Python classes are [served too](guides/functions-and-onnx.md), whatever is in them.
 

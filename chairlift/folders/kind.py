@@ -8,7 +8,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.model_json import is_classifier, positive_size, read_model_json, values_checked
-from chairlift.folders.sentence_files import pools
+from chairlift.folders.sentence_files import pools, scores_logits
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 # Names of architectures with a head that end like those without any: GPT2LMHeadModel, Qwen2ForRewardModel.
@@ -19,14 +19,14 @@ _HEADS = ("Head", "For")
 def is_encoder(folder: Path) -> bool:
     """Whether the folder holds a model that the encoder runner takes unasked. Raises ConfigError if it holds no model.
 
-    That is an encoder, or a decoder whose tokens modules of sentence-transformers pool, that has no head, or one for
-    classification.
+    That is an encoder, or a decoder whose tokens modules of sentence-transformers pool, or whose logits they make a
+    score of, that has no head, or one for classification.
     """
     raw = read_model_json(folder)
     if raw.get("model_type") in ENCODERS:
         return True
     reads = is_classifier(raw) or any(map(_is_headless, raw.get("architectures") or []))
-    return raw.get("model_type") in DECODERS and (reads or pools(folder))
+    return raw.get("model_type") in DECODERS and (reads or pools(folder) or scores_logits(folder))
 
 
 def _is_headless(architecture: str) -> bool:
@@ -42,7 +42,9 @@ def check_direction(raw: Mapping[str, Any]) -> None:
 
 
 def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:
-    """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label."""
+    """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label, or one score."""
+    if scores_logits(folder):
+        return "rerank"
     if not is_classifier(raw) or pools(folder):
         return "embed"
     return "rerank" if len(labels_of(raw)) == 1 else "classify"

@@ -68,10 +68,12 @@ class Ops(Protocol):
     With `quantization` "int8" the linear weights are 8-bit numbers with a scale for each output, and what they multiply
     is 8-bit numbers with a scale for each token, found from its highest magnitude. With "int4" the weights are 4-bit
     numbers with a factor and an offset for each 32 of them besides: `quantize_int4` in int4_grid.py makes them.
+    `pads_values` says that rows of V in the cache are padded as kv_layout.py counts them.
     """
 
     name: str
     quantization: Quantization
+    pads_values: bool
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in]; may re-lay the weight once, here."""

@@ -33,15 +33,16 @@ from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
 from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
+from chairlift.ops.kv_layout import has_kernels, padded_dim
 from chairlift.ops.native import DTYPES, load_library, product_path, zeros
 from chairlift.ops.packed import PackedWeight, addresses
 from chairlift.ops.recurrence import NativeRecurrence
 from chairlift.ops.reference import FollowedLinear, ReferenceLinear
 
-# As in native/kv.h.
-MAX_HEAD_DIM = 576
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
+# As far as the kernels count: a wider one hides nothing either.
+_MOST_WINDOW = 2**31 - 1
 _NO_NORMS = native.HeadNormsStruct()
 
 
@@ -108,6 +109,8 @@ class CpuOps:
     One layer's K and V are [num_blocks, num_kv_heads, ...] each; native/kernels.h has the rest of the layout. Those of
     an int8 cache are followed by views of their scales, [num_blocks, num_kv_heads, block_size], in the same memory.
     """
+
+    pads_values = True
 
     def __init__(self, dtype: torch.dtype, quantization: Quantization = "none") -> None:
         """Load the kernels. Raises OSError and ConfigError as `load_library` does."""
@@ -232,11 +235,11 @@ class CpuOps:
         self, num_blocks: int, block_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
         """K and V of one layer. Raises ConfigError if the dtype or the head size is not one that the kernels know."""
-        if dtype not in (self._dtype, torch.int8) or heads.head_dim % 8 or heads.head_dim > MAX_HEAD_DIM:
+        if dtype not in (self._dtype, torch.int8) or not has_kernels(heads.head_dim):
             raise ConfigError(
                 f"ops = 'native' has no kernels for head_dim {heads.head_dim} in {dtype}; set ops = 'reference'"
             )
-        dim, padded = heads.head_dim, -(-heads.head_dim // 16) * 16
+        dim, padded = heads.head_dim, padded_dim(heads.head_dim)
         pair = 1 if dtype == torch.float32 else 2
         even = -(-block_size // pair) * pair
         lead = (num_blocks, heads.num_kv_heads)
@@ -310,7 +313,8 @@ class CpuOps:
         key = (heads, k.shape[3], k.dtype)
         found = self._heads.get(key)
         if found is None:
-            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
+            window = min(heads.window or 0, _MOST_WINDOW)
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], window)
             struct = native.HeadsStruct(*sizes, heads.scale, heads.cap or 0.0, DTYPES[k.dtype])
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]

@@ -111,6 +111,8 @@ class ReferenceOps:
     Those of an int8 cache are followed by the scales of K and of V, [num_blocks, block_size, num_kv_heads] each.
     """
 
+    pads_values = False
+
     def __init__(self, quantization: Quantization = "none") -> None:
         self.name = "reference" if quantization == "none" else f"reference, {quantization}"
         self.quantization = quantization

@@ -8,9 +8,10 @@ import torch
 from chairlift.errors import ConfigError
 from chairlift.ops.base import Quantization
 from chairlift.ops.contract import Ops
-from chairlift.ops.cpu import MAX_HEAD_DIM, CpuOps
+from chairlift.ops.cpu import CpuOps
 from chairlift.ops.cuda import CudaOps
 from chairlift.ops.formats import FORMATS
+from chairlift.ops.kv_layout import MAX_HEAD_DIM, has_kernels
 from chairlift.ops.native import load_library, product_path
 from chairlift.ops.reference import ReferenceOps
 
@@ -43,7 +44,7 @@ def select_ops(
         if name == "native":
             raise ConfigError(f"ops = 'native' has no kernels for {dtype} on {device.type}; set ops = 'auto'")
         return CudaOps(quantization) if device.type == "cuda" else ReferenceOps(quantization)
-    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+    if not has_kernels(head_dim):
         reason = f"the native kernels take a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
         if name == "native":
             raise ConfigError(f"ops = 'native': {reason}; set ops = 'auto'")

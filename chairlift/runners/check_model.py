@@ -8,8 +8,8 @@ from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.sentence_files import SentenceFiles
-from chairlift.runners.decoder.config import max_length, parse_config, read_any_config
-from chairlift.runners.encoder.config import read_encoder_config
+from chairlift.runners.decoder.config import DecoderConfig, max_length, parse_config, read_any_config
+from chairlift.runners.encoder.config import EncoderConfig, check_logit_score, read_encoder_config
 
 
 def check_model(config: SequenceConfig | ItemConfig) -> None:
@@ -19,9 +19,10 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
         max_length(config.max_model_len, read_any_config(folder, config.implementation))
     elif config.kind == "encoder":
         raw = read_model_json(folder)
+        found: EncoderConfig | DecoderConfig
         if raw.get("model_type") in DECODERS:
             check_direction(raw)
-            parse_config(raw)
+            found = parse_config(raw)
         else:
-            read_encoder_config(folder)
-        SentenceFiles.read(folder)
+            found = read_encoder_config(folder)
+        check_logit_score(SentenceFiles.read(folder).logit_score, found)

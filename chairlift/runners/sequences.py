@@ -1,4 +1,4 @@
-"""What every runner is: it gets a `Step` and knows nothing of queues."""
+"""What a runner of a language model is: it gets a `Step` and knows nothing of queues."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,6 +10,8 @@ from chairlift.core.sequences.request import Step, StepResult
 
 # Called with what holds a compiled grammar, which is found as long as somebody has it, or with what is wrong with it.
 GrammarDone = Callable[[object], None]
+# A line of a grammar that begins so says whose the following lines are, for whoever tells of what is wrong with them.
+GRAMMAR_PART = "// of "
 
 
 class SequenceInfo(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from chairlift.text.dialect import CallForm, TagForm
-from chairlift.text.schemas import json_type, property_of, types_of
+from chairlift.text.schemas import SchemaTypes, json_type
 
 _JSON_STOPS = re.compile(r'[{}\[\]"\\]')
 _PYTHON_STOPS = re.compile(r"""[()\[\]{}'"\\]""")
@@ -21,6 +21,10 @@ _SPACES = re.compile(r"\s*")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORDS = {"true": True, "false": False, "null": None}
 _PLAIN = "plain_"
+# Characters of a value in Python's notation: its syntax tree takes some hundred times the memory.
+_MOST_LITERAL = 2**16
+# What begins an object or a list.
+_BRACKETS = ("{", "[")
 
 
 class Scanner(Protocol):
@@ -32,8 +36,8 @@ class Scanner(Protocol):
         ...
 
 
-def make_scanner(form: CallForm, schema: dict[str, Any]) -> Scanner:
-    """A scanner for one call of the tool whose arguments have a schema."""
+def make_scanner(form: CallForm, types: SchemaTypes) -> Scanner:
+    """A scanner for one call of the tool whose arguments have these types."""
     if form.notation == "json":
         return _JsonScanner()
     if form.notation == "python":
@@ -41,10 +45,10 @@ def make_scanner(form: CallForm, schema: dict[str, Any]) -> Scanner:
     if form.notation == "bare":
         return _BareScanner(form.quote)
     assert form.tags is not None
-    return _TagScanner(form.tags, schema)
+    return _TagScanner(form.tags, types)
 
 
-def arguments_json(form: CallForm, text: str, schema: dict[str, Any]) -> str | None:
+def arguments_json(form: CallForm, text: str, types: SchemaTypes) -> str | None:
     """Arguments in a call's own notation as JSON text, or None if that is not what they are."""
     try:
         if form.notation == "python":
@@ -53,7 +57,7 @@ def arguments_json(form: CallForm, text: str, schema: dict[str, Any]) -> str | N
             found = _BareParser(text, form.quote).json()
         else:
             assert form.tags is not None
-            found = _tagged_json(form.tags, text, schema)
+            found = _tagged_json(form.tags, text, types)
         # Half a character, as escapes may say it, is no text.
         found.encode()
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
@@ -95,10 +99,12 @@ class _JsonScanner:
 
 
 class _PythonScanner:
-    """To the bracket that closes a call, which is not of the arguments."""
+    """To the bracket that closes a call, which is not of the arguments; or to the end of a `value` in brackets, in
+    Python's notation or JSON."""
 
-    def __init__(self) -> None:
-        self._depth = 1
+    def __init__(self, value: bool = False) -> None:
+        self._beyond = 0 if value else 1
+        self._depth = self._beyond
         self._quote = ""
         self._escaped = False
 
@@ -122,7 +128,7 @@ class _PythonScanner:
             else:
                 self._depth -= 1
                 if self._depth == 0:
-                    return at - 1, True
+                    return at - self._beyond, True
         return len(text), False
 
 
@@ -163,13 +169,13 @@ class _BareScanner:
 class _TagScanner:
     """To what is no further argument."""
 
-    def __init__(self, tags: TagForm, schema: dict[str, Any]) -> None:
+    def __init__(self, tags: TagForm, types: SchemaTypes) -> None:
         self._head = _tag_head(tags)
         self._open, self._close = tags.open.strip(), tags.close.strip()
-        self._schema = schema
+        self._types = types
         self._start = -1
         self._in_value = False
-        self._json: _JsonScanner | None = None
+        self._value: _PythonScanner | None = None
 
     def take(self, text: str, at: int) -> tuple[int, bool]:
         if self._start < 0:
@@ -181,16 +187,16 @@ class _TagScanner:
                 if not text.startswith(self._open, start):
                     return self._start, not self._open.startswith(text[start : start + len(self._open)])
                 head = self._head.match(text, start)
-                # A value's first letter tells whether it is JSON with brackets, in which anything may be quoted.
+                # A value's first letter tells whether it has brackets, in which anything may be quoted.
                 if head is None or head.end() == len(text):
                     return self._start, False
                 at, self._in_value = head.end(), True
-                self._json = _JsonScanner() if _is_bracketed(text, head, self._schema) else None
-            if self._json is not None:
-                at, done = self._json.take(text, at)
+                self._value = _PythonScanner(True) if _is_bracketed(text, head, self._types) else None
+            if self._value is not None:
+                at, done = self._value.take(text, at)
                 if not done:
                     return at, False
-                self._json = None
+                self._value = None
             end = text.find(self._close, at)
             if end < 0:
                 return max(at, len(text) - len(self._close) + 1), False
@@ -198,10 +204,10 @@ class _TagScanner:
             self._in_value = False
 
 
-def _is_bracketed(text: str, head: re.Match[str], schema: dict[str, Any]) -> bool:
+def _is_bracketed(text: str, head: re.Match[str], types: SchemaTypes) -> bool:
     """Whether an argument is an object or a list, and no text."""
-    types = types_of(property_of(schema, head[1].strip()), schema)
-    return bool(types) and "string" not in types and text.startswith(("{", "["), head.end())
+    allowed = types.of_property(head[1].strip())
+    return bool(allowed) and "string" not in allowed and text.startswith(_BRACKETS, head.end())
 
 
 def _python_json(text: str) -> str:
@@ -352,18 +358,18 @@ def _tag_head(tags: TagForm) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(tags.open.strip())}([^<>\n]*){named}{after}")
 
 
-def _tagged_json(tags: TagForm, text: str, schema: dict[str, Any]) -> str:
+def _tagged_json(tags: TagForm, text: str, types: SchemaTypes) -> str:
     found: dict[str, str] = {}
     at, head, close = 0, _tag_head(tags), tags.close.strip()
     while (start := head.search(text, at)) is not None:
         end = start.end()
-        if _is_bracketed(text, start, schema):
-            end, _ = _JsonScanner().take(text, end)
+        if _is_bracketed(text, start, types):
+            end, _ = _PythonScanner(True).take(text, end)
         end = text.index(close, end)
         key, at, raw = start[1].strip(), end + len(close), text[start.end() : end]
         if tags.close.startswith("\n"):
             raw = raw.removesuffix("\n")
-        found[key] = _tagged_argument(raw, types_of(property_of(schema, key), schema))
+        found[key] = _tagged_argument(raw, types.of_property(key))
     return _object(found)
 
 
@@ -376,5 +382,19 @@ def _tagged_argument(raw: str, types: frozenset[str]) -> str:
     try:
         value = json.loads(words, parse_constant=_no_number)
     except ValueError:
-        return _quoted(raw)
+        literal = None if "string" in types else _literal_json(words)
+        return _quoted(raw) if literal is None else literal
     return _quoted(raw) if "string" in types and json_type(value) not in types else words
+
+
+def _literal_json(text: str) -> str | None:
+    """An object or a list in Python's notation as JSON, None if that is not what it is: Seed-OSS sees them so."""
+    if not text.startswith(_BRACKETS) or len(text) > _MOST_LITERAL:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = _JsonWords().visit(ast.parse(text, mode="eval"))
+        return json.dumps(ast.literal_eval(tree), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None

@@ -197,12 +197,15 @@ class _Grammar:
     def _arguments_in(self, form: CallForm) -> list[tuple[str, str]]:
         """The name of each tool, and its arguments."""
         if form not in self._arguments:
-            rules = self._rules
-            strict = self._reply.strict
-            self._arguments[form] = [
-                (name, rules.add("arguments", arguments_of(rules, form, name, schema, name in strict)))
-                for name, schema in self._reply.tools.items()
-            ]
+            rules, strict = self._rules, self._reply.strict
+            made = self._arguments[form] = []
+            for name, schema in self._reply.tools.items():
+                # What is strict may turn out to be wrong only when it is compiled.
+                if strict:
+                    rules.part(f"tool {name}")
+                made.append((name, rules.add("arguments", arguments_of(rules, form, name, schema, name in strict))))
+            if strict:
+                rules.part("all tools" if len(made) > 1 else f"tool {made[0][0]}")
         return self._arguments[form]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, compress
 from operator import attrgetter
@@ -13,10 +14,12 @@ import msgspec
 import tokenizers
 from tokenizers import processors
 
-from chairlift.errors import InputTooLong, InvalidRequest, UnsupportedModel
+from chairlift.errors import ConfigError, InputTooLong, InvalidRequest, UnsupportedModel
 from chairlift.folders.end_tokens import special_tokens
 from chairlift.folders.model_json import read_object
+from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.runners.items import Encoding
+from chairlift.text.pair_template import PairTemplate
 from chairlift.text.tokenizer import Tokenizer, encode_all
 
 Side = Literal["left", "right"]
@@ -26,7 +29,7 @@ MAX_TOKENS_TOLD = 2**17
 # A text has no more, unless the model takes so many tokens.
 _SLICE_CHARS = 2**19
 _CHARS_PER_TOKEN = 16
-# Of one letter a normalizer may make 18, so that no more than this is put into another form at once to be counted.
+# Characters that are counted at once, without anybody else having the interpreter.
 _PIECE = 2**16
 # Classes of tokenizers that do as `add_eos_token` in tokenizer_config.json says; others never looked at it.
 _HEED_EOS = {f"{name}Tokenizer" for name in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")}
@@ -58,26 +61,36 @@ class TextEncoder:
 
     Special tokens and type ids are what the post-processor in tokenizer.json says, and the token that ends a text is
     there if tokenizer_config.json asks for it; what looks like one in a text is text. A text (or pair) of more than
-    `max_tokens`, special ones counted, is cut, or refused, as the caller asks.
+    `max_tokens`, special ones counted, is cut, or refused, as the caller asks. Pairs that are chats are what the chat
+    template makes of them, of which only the two texts are ever cut.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_tokens: int, *, lowercase: bool = False) -> None:
-        """Read the folder's tokenizer. `lowercase` changes texts before it sees them. Raises UnsupportedModel."""
+    def __init__(self, folder: str | os.PathLike[str], max_tokens: int, files: SentenceFiles | None = None) -> None:
+        """Read the folder's tokenizer; `files` say whether texts are made lowercase, and whether pairs are chats.
+
+        Raises UnsupportedModel, and ConfigError for a chat template that leaves no room for texts.
+        """
+        files = files or SentenceFiles()
         self.max_tokens = max_tokens
-        self._lowercase = lowercase
+        self._lowercase = files.lowercase
         self._tokenizer = Tokenizer.from_folder(folder)
+        pairs = files.pairs
+        self._template = None if pairs is None else PairTemplate(self._tokenizer, pairs, files.prompt)
+        if self._template is not None and self._template.fixed_tokens >= max_tokens:
+            problem = f"the chat template puts {self._template.fixed_tokens} tokens around a pair"
+            raise ConfigError(f"{problem}, which leaves no room for texts in {max_tokens}; raise max_model_len")
         _end_texts(self._tokenizer.backend, Path(folder))
         self._backend, self._lengths = self._tokenizer.backend, self._tokenizer.lengths
 
     def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
         """Encode texts. Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode."""
         given = [text.lower() for text in texts] if self._lowercase else list(texts)
-        return self._encode(given, truncate)
+        return self._encode(given, truncate, None)
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | Cut = False) -> list[Encoding]:
         """Encode pairs such as query and document, cutting the longer part first. Raises as `encode_texts`."""
         given = [(one.lower(), other.lower()) for one, other in pairs] if self._lowercase else list(pairs)
-        return self._encode(given, truncate)
+        return self._encode(given, truncate, self._template)
 
     def tokens(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[TextToken]]:
         """Take texts apart. Raises InvalidRequest if one is no Unicode or too long, or all exceed MAX_TOKENS_TOLD."""
@@ -133,9 +146,14 @@ class TextEncoder:
             return self._tokenizer.lookalikes.backend, self._tokenizer.lookalikes.ids
         return self._backend, attrgetter("ids")
 
-    def _encode(self, given: Sequence[str | tuple[str, str]], truncate: bool | Cut) -> list[Encoding]:
+    def _encode(
+        self, given: Sequence[str | tuple[str, str]], truncate: bool | Cut, template: PairTemplate | None
+    ) -> list[Encoding]:
         cut = truncate if isinstance(truncate, Cut) else Cut()
         limit = self.max_tokens if cut.length is None else min(cut.length, self.max_tokens)
+        if template is not None and limit <= template.fixed_tokens:
+            problem = f"a pair can't be cut to {limit} tokens, since the chat template puts {template.fixed_tokens}"
+            raise InvalidRequest(f"{problem} around it; ask for more", "input")
         # Above this many tokens it takes a closer look: a second part may be too long in an input that is not.
         harmless = limit if cut.second is None else min(limit, cut.second)
         if truncate is False:
@@ -147,15 +165,20 @@ class TextEncoder:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
         self._refuse_large(given)
         backend, ids_of = self._backend_for(given)
+        marked = backend is not self._backend
+        texts: Sequence[str | tuple[str, str]] = given
+        if template is not None:
+            texts = [template.prompt(_pair(text), marked) for text in given]
         found = []
-        encodings = chain.from_iterable(encode_all(backend, some) for some in _slices(given))
+        encodings = chain.from_iterable(encode_all(backend, some, template is None) for some in _slices(texts))
         for index, encoding in enumerate(encodings):
             if len(encoding) > harmless and truncate is False:
                 message = f"an input has {len(encoding)} tokens, but the model takes {self.max_tokens}"
                 raise InputTooLong(message, "input", index)
             ids, types = ids_of(encoding), encoding.type_ids
             if len(encoding) > harmless:
-                kept = _kept(encoding.sequence_ids, limit, cut)
+                parts = encoding.sequence_ids if template is None else template.parts(_pair(given[index]), marked)
+                kept = _kept(parts, limit, cut)
                 ids, types = list(compress(ids, kept)), list(compress(types, kept))
             found.append(Encoding(ids, types if any(types) else None))
         return found
@@ -271,12 +294,20 @@ def _size(text: str | tuple[str, str]) -> int:
 
 
 def _normalized_size(text: str) -> int:
-    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
-    return sum(len(unicodedata.normalize("NFKD", piece)) for piece in pieces)
+    # Each letter by itself: to sort a text's accents takes Python time by the square of how many are in a row.
+    counts = Counter[str]()
+    for start in range(0, len(text), _PIECE):
+        counts.update(text[start : start + _PIECE])
+    return sum(count * len(unicodedata.normalize("NFKD", letter)) for letter, count in counts.items())
 
 
 def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text
+
+
+def _pair(text: str | tuple[str, str]) -> tuple[str, str]:
+    assert isinstance(text, tuple), "a template is of pairs"
+    return text
 
 
 def _kept(parts: Sequence[int | None], limit: int, cut: Cut) -> list[bool]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chairlift.runners.sequences import GRAMMAR_PART
 from chairlift.text.dialect import GAP
 from chairlift.text.relaxed_schemas import LENIENT, Relaxer
 from chairlift.text.schema_patterns import mended
@@ -32,6 +33,10 @@ class LarkRules:
         self.define(made, body)
         return made
 
+    def part(self, owner: str) -> None:
+        """Say whose the rules are that are defined from here on."""
+        self._lines.append(self.counted(f"{GRAMMAR_PART}{owner}"))
+
     def json(self, schema: Mapping[str, Any], relaxed: bool = False, **options: Any) -> str:
         """A value of a schema, if it is `relaxed` without what can't be enforced.
 
@@ -41,7 +46,7 @@ class LarkRules:
             options |= LENIENT
         kept = self._relaxer.relaxed(schema) if relaxed else mended(schema)
         written = {**kept, "x-guidance": {**_JSON_OPTIONS, **options}}
-        return self._counted("%json " + json.dumps(written, ensure_ascii=False))
+        return self.counted("%json " + json.dumps(written, ensure_ascii=False))
 
     def lark(self, start: str) -> str:
         """The grammar that begins with a rule."""
@@ -79,7 +84,7 @@ class LarkRules:
 
     def define(self, name: str, body: str) -> None:
         """A rule by its own name, which others may refer to before."""
-        self._lines.append(self._counted(f"{name}: {body}"))
+        self._lines.append(self.counted(f"{name}: {body}"))
 
     def text(self, without: Sequence[str] = (), unlike: Sequence[str] = (), counted: str = "*") -> str:
         """Any text, of as many letters as `counted` says, that has none of some texts in it, and does not begin as
@@ -125,10 +130,10 @@ class LarkRules:
         self.define(f"{name}[lazy]", terminal)
         return name
 
-    def _counted(self, text: str) -> str:
+    def counted(self, text: str) -> str:
         """What becomes part of the grammar; refused at once where it is too much, before more is made."""
         self._size += len(text)
-        # A schema counts twice: when it is written, and as a part of a rule.
+        # What is counted before it is a part of a rule counts twice.
         if self._size > 2 * MAX_GRAMMAR_BYTES:
             raise ValueError(
                 f"as a grammar, all tools have more than {MAX_GRAMMAR_BYTES} bytes; send fewer, or simpler ones"

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from chairlift.text.arguments import Scanner, arguments_json, make_scanner
 from chairlift.text.dialect import MAYBE, CallForm, Dialect, Found, Marker
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
-from chairlift.text.schemas import joined
+from chairlift.text.schemas import SchemaTypes, joined
 
 # Characters that are read once more, of what began like calls and was none. After so many, further ones are text.
 _MOST_AGAIN = 2**18
+# What may end reasoning and is not of it: white space, and what is left of a character whose last bytes are missing.
+_CUT_OFF = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\ufffd"
 
 
 class _Head(NamedTuple):
@@ -47,7 +49,9 @@ class DialectMarkers:
     def __init__(self, dialect: Dialect, tools: dict[str, dict[str, Any]]) -> None:
         # Tags are read one by one, each by its own schema.
         tagged = any(form.tags is not None for form in dialect.tool_calls)
-        self.tools = {name: joined(schema, schema) for name, schema in tools.items()} if tagged else tools
+        self.tools = {
+            name: SchemaTypes(joined(schema, schema) if tagged else schema) for name, schema in tools.items()
+        }
         self.forms: dict[CallForm, _CallMarkers] = {}
         calls: list[_Head] = []
         for form in dialect.tool_calls if tools else ():
@@ -70,22 +74,24 @@ class DialectMarkers:
 
 
 class DialectReader:
-    """Reads one reply of a dialect; `reasoning` says that the prompt has opened it.
+    """Reads one reply of a dialect; `reasoning` says that the prompt has opened it, `bounded` that a budget may end it.
 
     What is found depends on the text alone, not on how it is cut: as long as it is not certain whether something is a
-    marker, it is held back. White space between parts is of none. What looks like a call and is none, by its name or
-    its arguments, is the answer's text.
+    marker, it is held back. White space between parts is of none, nor is the beginning of a character within which a
+    budget has ended: it counts tokens, and characters may have several. What looks like a call and is none, by its name
+    or its arguments, is the answer's text.
     """
 
-    def __init__(self, markers: DialectMarkers, reasoning: bool) -> None:
+    def __init__(self, markers: DialectMarkers, reasoning: bool, bounded: bool = False) -> None:
         self._markers = markers
+        self._bounded = bounded
         self._text = ""
         self._at = 0
         # Characters before `_text`.
         self._dropped = 0
         self._parts: list[ReplyPart] = []
         self._state = "reasoning" if reasoning else "between"
-        # The white space that ends the text so far; it is of none if a marker follows.
+        # What ends the text so far, and is of none if a marker follows: white space, or a character that is cut off.
         self._held = self._before = ""
         # Whether white space that follows is of none, and whether anything but white space has come.
         self._trims = reasoning
@@ -228,9 +234,9 @@ class DialectReader:
         else:
             found = None
         if not self._streams:
-            schema = self._markers.tools[self._name]
+            types = self._markers.tools[self._name]
             raw = self._text[self._arguments : self._at]
-            written = None if found is None else arguments_json(self._form, raw, schema)
+            written = None if found is None else arguments_json(self._form, raw, types)
             if written is None:
                 return self._not_a_call(self._at)
             self._parts += [CallPart(self._calls, self._name), ArgumentsPart(self._calls, written)]
@@ -282,9 +288,10 @@ class DialectReader:
             start -= len(text)
         if not text:
             return
-        kept = text.rstrip()
+        self._trims = False
+        kept = text.rstrip(_CUT_OFF if self._bounded and kind == "reasoning" else None)
         if kept:
-            self._trims, self._begun = False, self._begun or kind == "content"
+            self._begun = self._begun or kind == "content"
             start -= len(self._held)
             kept, self._held, text = self._held + kept, "", text[len(kept) :]
             self._parts.append(ReasoningPart(kept) if kind == "reasoning" else ContentPart(kept, start))

@@ -29,8 +29,8 @@ class Lookalikes:
 
     def __init__(self, backend: tokenizers.Tokenizer, special: Sequence[str]) -> None:
         """`special` are the special tokens as texts, longer ones first."""
-        self._own = {text: _new_name() for text in special}
-        self._hidden = {text: _new_name() for text in special}
+        self._own = {text: new_name() for text in special}
+        self._hidden = {text: new_name() for text in special}
         self._pattern = re.compile(any_of(special) or "(?!)")
         self.backend = tokenizers.Tokenizer(_without(backend.model, self._own))
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -80,7 +80,7 @@ class Lookalikes:
         next_id = self.backend.get_vocab_size()
         tokens = []
         for token_id in sorted(added.keys() - known):
-            tokens += [AddedToken(_new_name()) for _ in range(next_id, token_id)]
+            tokens += [AddedToken(new_name()) for _ in range(next_id, token_id)]
             tokens.append(self._renamed(added[token_id]))
             next_id = max(next_id, token_id) + 1
         self.backend.add_tokens([*tokens, *(self._renamed(added[token_id]) for token_id in sorted(known))])
@@ -105,7 +105,8 @@ class Lookalikes:
         )
 
 
-def _new_name() -> str:
+def new_name() -> str:
+    """A name that is in no text, since nobody can guess it."""
     return "".join(secrets.choice(_LETTERS) for _ in range(_NAME_LETTERS))
 
 

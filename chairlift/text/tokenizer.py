@@ -127,13 +127,7 @@ class Tokenizer:
         """Where in a text each of its tokens begins, in characters, with those that the tokenizer puts around it."""
         special = parse_special or not self.has_special(text)
         backend = self._backend if special else self.lookalikes.backend
-        starts: list[int] = []
-        end = 0
-        for first, last in backend.encode(text, add_special_tokens=add_special_tokens).offsets:
-            # A token's own spaces may be left out of where it is said to be, but not out of the text.
-            starts.append(end if first == last else min(first, end))
-            end = max(end, last)
-        return starts
+        return [start for start, _ in spans(backend.encode(text, add_special_tokens=add_special_tokens))]
 
     def word_ids(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word where nothing is before it, and where a space is."""
@@ -225,6 +219,18 @@ def encode_all(
     except (TypeError, UnicodeError) as error:
         raise InvalidRequest("the prompt is not valid Unicode text (it holds a lone surrogate?)") from error
     return encodings
+
+
+def spans(encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
+    """Where in a text each of its tokens begins and ends, in characters."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for first, last in encoding.offsets:
+        # A token's own spaces may be left out of where it is said to be, but not out of the text.
+        start = end if first == last else min(first, end)
+        end = max(end, last)
+        found.append((start, end))
+    return found
 
 
 def _written(data: Any) -> bytes:

@@ -8,14 +8,22 @@ import openai
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.encoder_factory import encoder_folder, reference_encoder, sentence_folder
-from support.model_factory import reference_model
+from support.encoder_factory import (
+    JUDGE_PREFIX,
+    JUDGE_SUFFIX,
+    encoder_folder,
+    judge_folder,
+    reference_encoder,
+    sentence_folder,
+)
+from support.model_factory import model_folder, reference_model
 from support.serve_process import Server, language_model
 from support.text_tokenizers import build
 from tokenizers import Tokenizer, processors
 
 pytestmark = pytest.mark.processes
 PROMPT = "hello: "
+JUDGE_IDS = (121, 110)
 TABLES = """
 [models.chat]
 model = "llm"
@@ -36,6 +44,11 @@ max_batch_tokens = 64
 model = "ranker"
 dtype = "float32"
 num_threads = 1
+[models.judge]
+model = "judge"
+dtype = "float32"
+num_threads = 1
+max_model_len = 160
 [models.class]
 model = "classifier"
 dtype = "float32"
@@ -72,7 +85,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, labels in (("ranker", 1), ("classifier", 3)):
         sentence_folder(folder / name, encoder_folder("qwen2", labels))
         (folder / name / "modules.json").unlink()
-    for name in ("embedder", "ranker", "classifier"):
+    judge_folder(folder / "judge", model_folder("qwen3"), *JUDGE_IDS, instruction="find foxes")
+    for name in ("embedder", "ranker", "classifier", "judge"):
         closing_tokenizer().save(str(folder / name / "tokenizer.json"))
     (folder / "all.toml").write_text(TABLES)
     with Server(str(folder / "all.toml")) as it:
@@ -102,6 +116,7 @@ def near(one: object, other: object) -> bool:
 
 def test_what_each_is(server: Server) -> None:
     tasks = {each["id"]: each["task"] for each in server.http.get("/v1/models").json()["data"]}
+    assert tasks.pop("judge") == "rerank"
     assert tasks == {"chat": "generate", "same": "embed", "embed": "embed", "rank": "rerank", "class": "classify"}
     about = server.http.get("/info", params={"model": "embed"}).json()
     assert about["model_type"] == {"embedding": {"pooling": "lasttoken"}}
@@ -159,6 +174,38 @@ def test_rerank(server: Server) -> None:
     scores = {each["index"]: each["relevance_score"] for each in found["results"]}
     wanted = [1 / (1 + np.exp(-logits(1, "hello", document)[0])) for document in documents]
     assert near([scores[index] for index in range(3)], wanted)
+
+
+@torch.no_grad()
+def judged(query: str, document: str, max_length: int) -> float:
+    """As the model card of Qwen3-Reranker computes it."""
+    backend = build("bytelevel")
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return found
+
+    prefix, suffix = ids(JUDGE_PREFIX), ids(JUDGE_SUFFIX)
+    pair = ids(f"<Instruct>: find foxes\n<Query>: {query}\n<Document>: {document}")
+    pair = pair[: max_length - len(prefix) - len(suffix)]
+    scores = reference_model("qwen3")(torch.tensor([prefix + pair + suffix])).logits[0, -1]
+    true_id, false_id = JUDGE_IDS
+    return torch.stack([scores[false_id], scores[true_id]]).log_softmax(0)[1].exp().item()
+
+
+def test_a_language_model_reranks_by_its_logits(server: Server) -> None:
+    documents = ["the fox", "hello world", "quick", "the quick brown fox sees words, " * 20]
+    body = {"model": "judge", "query": "quick foxes?", "documents": documents}
+    found = server.http.post("/v1/rerank", json=body).json()
+    scores = {each["index"]: each["relevance_score"] for each in found["results"]}
+    wanted = [judged("quick foxes?", document, 160) for document in documents]
+    assert near([scores[index] for index in range(4)], wanted)
+    assert len({round(score, 3) for score in wanted}) == 4
+    body = {"model": "judge", "query": "quick foxes?", "texts": documents, "truncate": True}
+    ranks = server.http.post("/rerank", json=body).json()
+    assert near([each["score"] for each in ranks], sorted(wanted, reverse=True))
+    refused = server.http.post("/v1/rerank", json={"model": "chat", "query": "a", "documents": ["b"]})
+    assert (refused.status_code, "has a LogitScore module" in refused.text) == (400, True)
 
 
 def test_classification(server: Server) -> None:

@@ -84,6 +84,7 @@ def test_a_strict_schema_that_no_grammar_can_hold_is_refused(server: Server) -> 
     answer = server.http.post("/v1/chat/completions", json=body | {"tools": [tool("f", schema, strict=True)]})
     assert answer.status_code == 400
     assert "uniqueItems" in answer.json()["error"]["message"]
+    assert "tool f: " in answer.json()["error"]["message"]
     answer = server.http.post("/v1/chat/completions", json=body | {"tools": [tool("f", schema)]})
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"a"')

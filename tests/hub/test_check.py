@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support.encoder_factory import encoder_folder, sentence_folder
+from support.encoder_factory import encoder_folder, judge_folder, sentence_folder
 from support.foreign_factory import foreign_folder
 from support.model_factory import edited_folder, model_folder
 from support.text_tokenizers import build
@@ -53,6 +53,14 @@ def test_what_it_says_of_a_language_model_is_what_its_runner_finds(
     assert f"{info.num_blocks * info.block_size:,} tokens" in rows["bfloat16 KV cache"]
     assert rows["weights"].startswith(gigabytes(2 * sum(tensor.numel() for tensor in _tensors(folder))))
     assert rows["free memory"].endswith("of this machine, for device cpu; a GPU's is not looked at")
+
+
+def test_what_it_says_of_a_language_model_that_reranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = judge_folder(tmp_path / "judge", tokenized(tmp_path / "model", model_folder("qwen3")), 7, 9)
+    rows = told(capsys, str(folder))
+    assert rows["model"] == "qwen3: scores pairs of texts"
+    assert rows["score"] == "the logit of token 7 as the next one less that of 9"
+    assert rows["pairs"] == "as chats of a query and a document, by the folder's chat template"
 
 
 def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Folders of decoders that embed, classify and rerank: against transformers, alone, in company and in many passes."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ from support.encoder_factory import (
     encodings,
     expected_logits,
     expected_states,
+    judge_folder,
     reference_encoder,
     sentence_folder,
 )
 from support.model_factory import EXACT, edited_folder, model_folder, reference_model
 from support.native_isa import ISAS, kernels_of, needs_native
 
+from chairlift.config.items import ItemConfig
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.kind import is_encoder
+from chairlift.runners.check_model import check_model
 from chairlift.runners.decoder import causal_encoder
 from chairlift.runners.encoder.runner import EncoderRunner
 from chairlift.runners.items import Encoding
@@ -125,6 +129,12 @@ def test_a_batch_of_many_passes(pooling: str, monkeypatch: pytest.MonkeyPatch, t
     np.testing.assert_allclose(together, np.concatenate([vectors(runner, [one]) for one in singles]), atol=1e-5)
 
 
+@functools.cache
+def plainly(variant: str, dtype: str) -> NDArray[np.float32]:
+    """What the reference makes of 8 bits."""
+    return vectors(load(encoder_folder(variant), ops="reference", dtype=dtype, quantization="int8"), TEXTS)
+
+
 @needs_native
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("variant", ["llama", "qwen3"])
@@ -132,8 +142,10 @@ def test_every_instruction_set(variant: str, isa: str) -> None:
     with kernels_of(isa):
         for dtype in ("float32", "bfloat16"):
             runner = load(encoder_folder(variant), ops="native", dtype=dtype, quantization="int8")
-            wanted = np.stack([states[-1] for states in expected_states(encoder_folder(variant), TEXTS)])
-            assert cosine(vectors(runner, TEXTS), wanted).mean() > 0.99
+            alike = cosine(vectors(runner, TEXTS), plainly(variant, dtype))
+            # They sum in other orders, and an input halfway between two steps may take the other one.
+            assert alike.mean() > (0.9999 if dtype == "float32" else 0.999)
+            assert alike.min() > (0.999 if dtype == "float32" else 0.995)
 
 
 @pytest.mark.parametrize("labels", [1, 3])
@@ -147,6 +159,46 @@ def test_a_head_sees_the_last_token_that_is_no_padding(variant: str, labels: int
     assert (runner.info.task, runner.info.pooling) == ("rerank" if labels == 1 else "classify", "lasttoken")
     np.testing.assert_allclose(vectors(runner, texts), wanted, atol=1e-4 * np.abs(wanted).max())
     reference_encoder.cache_clear()
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3_window", "granite", "gpt2"])
+def test_a_score_of_logits_is_what_transformers_gives(variant: str, ops: str, tmp_path: Path) -> None:
+    """With a head of its own, one that is the embedding, logits that are scaled, and LayerNorms that add something."""
+    source = model_folder(variant)
+    with torch.no_grad():
+        logits = torch.stack(
+            [reference_model(variant)(input_ids=torch.tensor([text.token_ids])).logits[0, -1] for text in TEXTS]
+        ).numpy()
+    # The last token is never taken for padding.
+    padded = edited_folder(tmp_path / "padded", source, pad_token_id=TEXTS[0].token_ids[-1])
+    for name, false_id in (("difference", 9), ("one", None)):
+        folder = judge_folder(tmp_path / name, padded, 7, false_id)
+        assert is_encoder(folder)
+        runner = load(folder, ops=ops)
+        assert (runner.info.task, runner.info.labels, runner.info.pooling) == ("rerank", ("LABEL_0",), "lasttoken")
+        wanted = logits[:, 7:8] - (0 if false_id is None else logits[:, 9:10])
+        np.testing.assert_allclose(vectors(runner, TEXTS), wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("variant", "score", "message"),
+    [
+        ("qwen3", {"true_token_id": 320}, "LogitScore is of token 320, but vocab_size is 320"),
+        ("qwen3", {}, "true_token_id must be the id of a token, got None"),
+        ("qwen3", {"true_token_id": 1, "false_token_id": "no"}, "false_token_id must be the id of a token, got 'no'"),
+        ("qwen3", {"true_token_id": True}, "true_token_id must be"),
+        ("qwen3", {"true_token_id": 1, "module_input_name": "logits"}, "module_input_name = 'logits'"),
+        ("gemma2", {"true_token_id": 1}, "final_logit_softcapping is not supported with LogitScore"),
+    ],
+)
+def test_scores_of_logits_that_are_refused(variant: str, score: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "model", model_folder(variant), [("LogitScore", score)])
+    for refuse in (load, lambda folder: check_model(ItemConfig(model=str(folder), kind="encoder"))):
+        with pytest.raises(UnsupportedModel, match=message):
+            refuse(folder)
+    with pytest.raises(UnsupportedModel, match="LogitScore is of language models"):
+        load(sentence_folder(tmp_path / "bert", encoder_folder("bert"), [("LogitScore", {"true_token_id": 1})]))
 
 
 def test_padding_at_the_end_is_part_of_what_is_embedded(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -208,6 +208,24 @@ def test_an_int8_cache_is_counted_with_its_scales(ops: str) -> None:
         make_runner(model_folder("llama"), ops=ops, kv_cache_dtype=each, **tight) for each in ("int8", "auto")
     )
     assert more.info.num_blocks > 3 * fewer.info.num_blocks
+
+
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+@pytest.mark.parametrize("ops", OPS)
+def test_rows_of_values_are_counted_as_they_are_padded(ops: str, cache: Literal["auto", "int8"]) -> None:
+    """In the native cache those of 40 numbers take the room of 48."""
+    runner = make_runner(model_folder("youtu"), ops=ops, kv_cache_dtype=cache)
+    held = sum(pages.nbytes for each in runner.model.caches for pages in each)
+    assert held == runner.info.kv_bytes
+    config = runner.model.config
+    assert config.head_dim == 40
+    values = 48 if runner.info.ops.startswith("native") else 40
+    size, scale = (1, 4) if cache == "int8" else (4, 0)
+    each = config.num_layers * config.num_kv_heads * ((40 + values) * size + 2 * scale)
+    assert runner.model.kv_bytes_per_token() == each
+    if values == 48:
+        # `chairlift check` counts so too.
+        assert config.kv_bytes_per_token(size, scale) == each
 
 
 def test_order_within_a_step_is_free() -> None:

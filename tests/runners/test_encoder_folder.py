@@ -23,8 +23,9 @@ from support.model_factory import edited_folder, model_folder
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
 from chairlift.folders.kind import is_encoder
-from chairlift.folders.sentence_files import POOLINGS, SentenceFiles
+from chairlift.folders.sentence_files import POOLINGS, PairMessages, SentenceFiles
 from chairlift.runners.check_model import check_model
+from chairlift.runners.encoder import runner as encoder_runner
 from chairlift.runners.encoder.runner import EncoderRunner
 from chairlift.runners.items import Encoding
 
@@ -182,6 +183,17 @@ def test_limits_and_prompts(tmp_path: Path) -> None:
         load(folder, max_tokens=403)
 
 
+def test_threads_are_set_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(encoder_runner, "has_bf16_products", lambda: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(3)
+    try:
+        load(encoder_folder("bert"), dtype="auto", num_threads=2)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2]
+
+
 def test_what_is_wrong_with_one_text_is_its_own_error() -> None:
     good = encodings()[0]
     bad = [
@@ -252,7 +264,7 @@ def test_refused_by_name(variant: str, fields: dict[str, Any], message: str, tmp
     ("modules", "message"),
     [
         ([("LayerNorm", {})], "LayerNorm module"),
-        ([("LogitScore", {})], "LogitScore module"),
+        ([("LogitScore", {}), ("Normalize", {})], "LogitScore module"),
         ([("Normalize", {}), ("Pooling", {})], "Pooling module after Normalize"),
         ([("Normalize", {})], "has no Pooling module"),
         ([("Dense", {"in_features": 64, "out_features": 8, "activation_function": "Tanh"})], "has no Pooling module"),
@@ -298,11 +310,43 @@ def test_broken_prompts_are_refused_by_name(settings: dict[str, Any], said: str,
         check_model(ItemConfig(model=str(folder), kind="encoder"))
 
 
+def with_settings(folder: Path, **settings: Any) -> SentenceFiles:
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    return SentenceFiles.read(folder)
+
+
+def test_whose_pairs_are_chats(tmp_path: Path) -> None:
+    chats = {"modality_config": {"text": {}, "message": {"format": "structured"}}}
+    score = [("LogitScore", {"true_token_id": 1})]
+    judge = sentence_folder(tmp_path / "judge", model_folder("llama"), score)
+    assert SentenceFiles.read(judge).pairs == PairMessages(parts=False, arguments={})
+    assert with_settings(judge, modality_config={"text": {}}).pairs is None
+    arguments = {"add_generation_prompt": True, "restore_suffix": True}
+    found = with_settings(judge, **chats, processing_kwargs={"chat_template": arguments, "text": {}})
+    assert found.pairs == PairMessages(parts=True, arguments={"add_generation_prompt": True})
+    # A classification head goes by what is said, and what embeds has no pairs.
+    head = sentence_folder(tmp_path / "head", encoder_folder("qwen2", 1))
+    (head / "modules.json").unlink()
+    assert with_settings(head).pairs is None
+    assert with_settings(head, **chats).pairs == PairMessages(parts=True, arguments={})
+    pooled = sentence_folder(tmp_path / "pooled", model_folder("llama"), [("Pooling", {})])
+    assert with_settings(pooled, **chats, processing_kwargs={"text": {"padding": True}}).pairs is None
+    for settings, named in (
+        ({"modality_config": {"message": {"format": "odd"}}}, "format 'odd'"),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, "text is not supported"),
+        ({"processing_kwargs": {"chat_template": {"max_length": 9}}}, "chat_template.max_length is not supported"),
+        ({"processing_kwargs": {"chat_template": {"restore_suffix": False}}}, "chat_template.restore_suffix"),
+        ({"modality_config": [1]}, "modality_config must be an object"),
+    ):
+        with pytest.raises(UnsupportedModel, match=named):
+            with_settings(judge, **settings)
+
+
 def test_what_is_an_encoder(tmp_path: Path) -> None:
     assert is_encoder(encoder_folder("modernbert"))
     assert not is_encoder(model_folder("llama"))
-    for kind, embeds in (("Pooling", True), ("LogitScore", False)):
-        assert is_encoder(sentence_folder(tmp_path / kind, model_folder("llama"), [(kind, {})])) is embeds
+    for kind, reads in (("Pooling", True), ("LogitScore", True), ("WordWeights", False)):
+        assert is_encoder(sentence_folder(tmp_path / kind, model_folder("llama"), [(kind, {})])) is reads
     with pytest.raises(ConfigError, match="there is no folder"):
         is_encoder(tmp_path / "missing")
 

@@ -215,10 +215,13 @@ def test_every_sample_of_every_prompt_counts_among_the_requests_at_once(tmp_path
             assert (never.status, never.error["code"]) == (400, "requests_at_once")
             assert "6 sequences" in never.error["message"]
             assert "the 4 that this key may have at once" in never.error["message"]
+            assert "each sample (n, best_of) of each prompt counts as a request" in never.error["message"]
+            assert "ask for fewer samples, or send several requests" in never.error["message"]
         calls = [asyncio.create_task(complete(it, bearer("alice"), prompt=["a", "b"]))]
         await until_sent(it, 2)
         later = await complete(it, bearer("alice"), prompt="a", n=3)
         assert (later.status, later.error["code"]) == (429, "requests_at_once")
+        assert "this is 3 sequences, and each sample (n, best_of) of each prompt counts" in later.error["message"]
         assert int(later.headers["retry-after"]) >= 1
         calls.append(asyncio.create_task(complete(it, bearer("alice"), prompt="a", n=2, stream=True)))
         await until_sent(it, 4)

@@ -32,15 +32,16 @@ def words(name: str = "hermes", source: str | None = None) -> Tokenizer:
     return Tokenizer(backend, eos_ids=(2,), chat_template=chat)
 
 
-def front(reply: str, name: str = "hermes", source: str | None = None) -> Front:
-    """A server whose model says `reply`, and ends."""
+def front(reply: str | list[int], name: str = "hermes", source: str | None = None) -> Front:
+    """A server whose model says `reply`, a text or its tokens, and ends."""
     spoken = words(name, source)
-    client = FakeClient([*spoken.encode(reply, add_special_tokens=False), 2])
+    ids = spoken.encode(reply, add_special_tokens=False) if isinstance(reply, str) else reply
+    client = FakeClient([*ids, 2])
     client.info = msgspec.structs.replace(INFO, vocab_size=spoken.vocab_size, max_model_len=1000)
     return Front(client, spoken)
 
 
-def chat(reply: str, name: str = "hermes", source: str | None = None, **body: Any) -> tuple[Front, Answer]:
+def chat(reply: str | list[int], name: str = "hermes", source: str | None = None, **body: Any) -> tuple[Front, Answer]:
     made: list[Front] = []
 
     async def ask() -> Answer:
@@ -276,6 +277,23 @@ def test_a_prompt_may_open_the_reasoning() -> None:
     assert choice(answer)["message"]["reasoning_content"] == "hm"
     assert allows(made, "hm</think>\n\nYes")
     assert not allows(made, "Yes")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", [None, "</thinking"])
+def test_a_budget_that_ends_within_a_character_leaves_none_of_it(stream: bool, stop: str | None) -> None:
+    source = template("hermes").replace("{{ '<bot>' }}{%- endif %}", "{{ '<bot><think>\\n' }}{%- endif %}")
+    cut = words().encode("hm \U0001f438", add_special_tokens=False)[:-1]
+    rest = words().encode("</think>\n\nYes", add_special_tokens=False)
+    # A stop string that is not there has what it may begin with held back.
+    body = {"thinking_token_budget": len(cut), "stream": stream, "stop": stop}
+    made, answer = chat([*cut, *rest], source=source, **body)
+    message = put_together(answer) if stream else choice(answer)["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
+    follows = LLMatcher(tokens("hermes")[1], made.client.requests[0].grammar, log_level=0)
+    assert follows.try_consume_tokens([*cut, *rest]) == len(cut) + len(rest), "the grammar knows nothing of characters"
+    _, plain = chat([*cut, *rest], source=source)
+    assert choice(plain)["message"]["reasoning_content"] == "hm \ufffd", "the model's own doing is shown"
 
 
 def test_gpt_oss_reasons_before_it_calls() -> None:

@@ -144,6 +144,40 @@ def _inputs(text: Encoding) -> dict[str, Any]:
     return inputs | ({} if text.type_ids is None else {"token_type_ids": torch.tensor([text.type_ids])})
 
 
+# As Qwen3-Reranker's, in the special tokens of the tests' tokenizers.
+JUDGE_TEMPLATE = """{%- set said = messages | selectattr("role", "eq", "system") | map(attribute="content") | first -%}
+{%- set query = messages | selectattr("role", "eq", "query") | map(attribute="content") | first -%}
+{%- set document = messages | selectattr("role", "eq", "document") | map(attribute="content") | first -%}
+<s>system
+Judge: "yes" or "no".<|end|>
+<s>user
+<Instruct>: {{ said | default("find") }}
+<Query>: {{ query }}
+<Document>: {{ document }}<|end|>
+<s>assistant
+<think>
+
+</think>
+
+
+"""
+JUDGE_PREFIX = '<s>system\nJudge: "yes" or "no".<|end|>\n<s>user\n'
+JUDGE_SUFFIX = "<|end|>\n<s>assistant\n<think>\n\n</think>\n\n"
+
+
+def judge_folder(target: Path, source: Path, true_id: int, false_id: int | None, instruction: str = "find") -> Path:
+    """A language model's folder, with what sentence-transformers keeps of one that reranks by its logits."""
+    sentence_folder(target, source, [("LogitScore", {"true_token_id": true_id, "false_token_id": false_id})])
+    (target / "chat_template.jinja").write_text(JUDGE_TEMPLATE)
+    prompts = {"model_type": "CrossEncoder", "default_prompt_name": "query", "prompts": {"query": instruction}}
+    (target / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    form = {"method": "forward", "method_output_name": "logits"}
+    settings = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
+    settings |= {"modality_config": {"text": form, "message": form | {"format": "flat"}}}
+    (target / "sentence_bert_config.json").write_text(json.dumps(settings))
+    return target
+
+
 def sentence_folder(target: Path, source: Path, modules: Sequence[tuple[str, dict[str, Any]]] = ()) -> Path:
     """Copy a model folder and give it modules of sentence-transformers behind the Transformer: (kind, config)."""
     shutil.copytree(source, target)

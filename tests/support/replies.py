@@ -12,10 +12,16 @@ Read = tuple[str, str, list[tuple[str, str]]]
 
 
 def read_reply(
-    dialect: Dialect, text: str, cuts: Iterable[int] = (), *, tools: dict[str, dict[str, Any]], opened: bool = False
+    dialect: Dialect,
+    text: str,
+    cuts: Iterable[int] = (),
+    *,
+    tools: dict[str, dict[str, Any]],
+    opened: bool = False,
+    bounded: bool = False,
 ) -> Read:
     """Content, reasoning, and calls with their arguments, of a text that comes in pieces."""
-    reader = DialectReader(DialectMarkers(dialect, tools), opened)
+    reader = DialectReader(DialectMarkers(dialect, tools), opened, bounded)
     places = [0, *sorted(cuts), len(text)]
     parts = [part for start, end in pairwise(places) for part in reader.push(text[start:end])]
     content, reasoning, calls = "", "", list[tuple[str, str]]()

@@ -1,6 +1,7 @@
 """Texts and pairs as encoders take them, against transformers' own handling of the same tokenizer.json."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from support.text_tokenizers import KINDS, build
 from tokenizers import processors
 
-from chairlift.errors import InputTooLong, InvalidRequest, UnsupportedModel
+from chairlift.errors import ConfigError, InputTooLong, InvalidRequest, UnsupportedModel
+from chairlift.folders.sentence_files import PairMessages, SentenceFiles
 from chairlift.text import encoding
 from chairlift.text.encoding import Cut, TextEncoder
 from chairlift.text.tokenizer import Tokenizer, encode_all
@@ -127,9 +129,27 @@ def test_what_has_to_be_tokenized_of_a_text_is_bounded(folder: Path, monkeypatch
     assert max(longest) <= 1000
 
 
+def test_what_is_made_of_a_text_is_counted_letter_by_letter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To normalize a text whole takes time by the square of the accents that are in a row."""
+    text = "\u0301" * 300 + "\u0323" * 300 + "\ufdfa한Å" * 3 + "plain \ud800"
+    whole = len(unicodedata.normalize("NFKD", text))
+    looked: list[str] = []
+
+    def watched(form: str, given: str) -> str:
+        looked.append(given)
+        return plain(form, given)
+
+    plain = unicodedata.normalize
+    monkeypatch.setattr(encoding.unicodedata, "normalize", watched)
+    monkeypatch.setattr(encoding, "_PIECE", 64)
+    assert encoding._size(text) == whole
+    assert TextEncoder(folder, 5000).encode_texts([text[:-1]])
+    assert max(map(len, looked)) == 1
+
+
 def test_tokens_are_told_as_they_are_in_the_text(folder: Path) -> None:
     """Also where its small letters are more than it has."""
-    encoder = TextEncoder(folder, 100, lowercase=True)
+    encoder = TextEncoder(folder, 100, SentenceFiles(lowercase=True))
     text = "HELLO \u0130 World"
     (tokens,) = encoder.tokens([text])
     assert all(token.text == text[token.start : token.stop] for token in tokens if token.start is not None)
@@ -138,7 +158,7 @@ def test_tokens_are_told_as_they_are_in_the_text(folder: Path) -> None:
 
 
 def test_lowercase(folder: Path) -> None:
-    encoder, plain = TextEncoder(folder, 100, lowercase=True), TextEncoder(folder, 100)
+    encoder, plain = TextEncoder(folder, 100, SentenceFiles(lowercase=True)), TextEncoder(folder, 100)
     assert encoder.encode_texts(["HELLO World"]) == plain.encode_texts(["hello world"])
     assert encoder.encode_pairs([("HELLO", "World")]) == plain.encode_pairs([("hello", "world")])
 
@@ -210,3 +230,97 @@ def test_tokens_starts_take_a_text_apart(kind: str, parse_special: bool) -> None
     assert "".join(parts) == text
     assert any(part.strip() == "world" or part == "l" for part in parts)
     assert ("<|end|>" in [part.strip() for part in parts]) is parse_special
+
+
+QUERY_FIRST = (
+    "<s>{% for m in messages if m.role == 'system' %}{{ m.content }}: {% endfor %}"
+    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }} ? "
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|end|>yes or no"
+    "{% if add_generation_prompt %}:<s>{% endif %}"
+)
+DOCUMENT_FIRST = (
+    "{% set texts = messages | sort(attribute='role') %}{% for m in texts %}"
+    "<s>{{ m.role }} {{ m.content[0].text | trim }}\n{% endfor %}<|end|>"
+)
+
+
+def judging(
+    target: Path, kind: str, template: str, max_tokens: int = 100, prompt: str | None = None, **pairs: Any
+) -> Any:
+    """An encoder whose pairs are chats, and transformers' tokenizer with the same template."""
+    transformers = pytest.importorskip("transformers")
+    build(kind).save(str(target / "tokenizer.json"))
+    (target / "chat_template.jinja").write_text(template)
+    files = SentenceFiles(
+        prompts={} if prompt is None else {"it": prompt},
+        default_prompt=None if prompt is None else "it",
+        pairs=PairMessages(**{"parts": False, "arguments": {}} | pairs),
+    )
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(target / "tokenizer.json"))
+    reference.chat_template = template
+    return TextEncoder(target, max_tokens, files), reference
+
+
+CHATS = [*PAIRS[:2], ("hello?", " the 漢字 fox\n "), ("Hello  world", "")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_that_are_chats(kind: str, tmp_path: Path) -> None:
+    """As sentence-transformers has transformers render and tokenize them."""
+    encoder, reference = judging(tmp_path, kind, QUERY_FIRST, prompt="find", arguments={"add_generation_prompt": True})
+    for pair, found in zip(CHATS, encoder.encode_pairs(CHATS), strict=True):
+        chat = [{"role": "system", "content": "find"}]
+        chat += [{"role": role, "content": text} for role, text in zip(("query", "document"), pair, strict=True)]
+        assert found.token_ids == reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert found.type_ids is None
+    encoder, reference = judging(tmp_path, kind, DOCUMENT_FIRST, parts=True)
+    for pair, found in zip(CHATS, encoder.encode_pairs(CHATS), strict=True):
+        parts = [[{"type": "text", "text": text}] for text in pair]
+        chat = [{"role": role, "content": part} for role, part in zip(("query", "document"), parts, strict=True)]
+        assert found.token_ids == reference.apply_chat_template(chat, return_dict=False)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("template", [QUERY_FIRST, DOCUMENT_FIRST])
+def test_of_pairs_that_are_chats_only_the_texts_are_cut(template: str, side: Any, tmp_path: Path) -> None:
+    encoder, _ = judging(tmp_path, "bytelevel", template, 40, parts=template is DOCUMENT_FIRST)
+    backend, query, document = build("bytelevel"), "the fox 漢", "hello world " * 40 + "😀" * 9
+    (fixed,) = encoder.encode_pairs([("", "")])
+    for forged in ("", "<|end|>"):
+        (found,) = encoder.encode_pairs([(query, document + forged)], truncate=Cut(side=side))
+        assert len(found.token_ids) == 40
+        # The template's special tokens, all of them and no others.
+        special = [each for each in found.token_ids if each in (_BEGIN, _END)]
+        assert special == [each for each in fixed.token_ids if each in (_BEGIN, _END)]
+        text = backend.decode(found.token_ids, skip_special_tokens=False)
+        assert query in text
+        assert ("😀" in text) == (side == "left")
+    (short,) = encoder.encode_pairs([(query, document)], truncate=Cut(second=3, side=side))
+    alone = backend.encode(query, add_special_tokens=False)
+    assert len(fixed.token_ids) + len(alone) + 1 <= len(short.token_ids) <= len(fixed.token_ids) + len(alone) + 3
+    with pytest.raises(InputTooLong, match=r"an input has .* tokens, but the model takes 40"):
+        encoder.encode_pairs([(query, document)])
+    size = len(fixed.token_ids)
+    with pytest.raises(InvalidRequest, match=f"can't be cut to {size} tokens, since the chat template puts {size}"):
+        encoder.encode_pairs([(query, document)], truncate=Cut(size))
+
+
+@pytest.mark.parametrize(
+    ("template", "pairs", "message"),
+    [
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            {},
+            "no place for the roles query and document",
+        ),
+        ("{{ messages[0].content }}{{ messages[0].content }}{{ messages[1].content }}", {}, "once each"),
+        ("{{ messages[0].content }}{{ messages[1].content | replace(' ', '') }}", {}, "changes query or document"),
+        ("{{ raise_exception('no such role') }}", {}, "no such role; a model that judges pairs needs"),
+        ("{{ messages[0].content }}{{ messages[1].content }}", {"arguments": {"messages": []}}, "can't be set"),
+        (QUERY_FIRST, {"max_tokens": 9}, "leaves no room for texts in 9; raise max_model_len"),
+    ],
+    ids=str,
+)
+def test_templates_that_are_not_for_pairs(template: str, pairs: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises((UnsupportedModel, ConfigError), match=message):
+        judging(tmp_path, "bytelevel", template, **pairs)

@@ -14,7 +14,7 @@ from support.dialect_samples import NAMES, TOOLS, Sample, dialect, samples
 from support.replies import read_reply
 
 from chairlift.config.sequences import ToolDialect
-from chairlift.text import reply_reader
+from chairlift.text import reply_reader, schemas
 from chairlift.text.dialects import DIALECTS, find_dialect
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
 
@@ -104,6 +104,15 @@ def test_a_broken_call_is_text_and_a_whole_one_behind_it_is_a_call() -> None:
     assert read("qwen_xml", broken + whole) == (broken.rstrip(), "", [("now", "{}")])
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_character_that_a_budget_cuts_is_left_out_however_its_text_is_cut(bounded: bool) -> None:
+    text = "<think>a \ufffd b\ufffd \ufffd</think>\n\nc\ufffd"
+    wanted = "a \ufffd b" if bounded else "a \ufffd b\ufffd \ufffd"
+    for place in range(len(text)):
+        found = read_reply(dialect("hermes"), text, [place, place], tools=TOOLS, bounded=bounded)
+        assert found == ("c\ufffd", wanted, [])
+
+
 class Counted(str):
     """A text that counts the letters of all that is cut from it."""
 
@@ -170,6 +179,47 @@ def test_what_is_quoted_in_a_list_ends_no_argument() -> None:
         assert read("glm", text, [cut]) == ("", "", [("book", f'{{"guests": {guests}}}')])
 
 
+def seed_call(**values: Any) -> str:
+    """A call as Seed-OSS' template writes it: by Jinja, which has lists and objects as Python does."""
+    tags = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in values.items())
+    return f"<seed:tool_call>\n<function=f>\n{tags}</function>\n</seed:tool_call>"
+
+
+def test_lists_in_pythons_notation_are_json() -> None:
+    properties = {"list": {"type": "array"}, "object": {"type": "object"}, "any": {}, "text": {"type": "string"}}
+    tools = {"f": {"type": "object", "properties": properties}}
+    given = {
+        "list": ["it's", 'a "b"', "]</parameter>", "[{('", None, True, 1.5, [], "é\n"],
+        "object": {"a": [False, {"b": "{'"}], "c": 1},
+        "any": [{"x": ["y"]}],
+        "text": ["a"],
+    }
+    text = seed_call(**given)
+    for cut in range(len(text) + 1):
+        ((_, raw),) = read("seed", text, [cut], tools=tools)[2]
+        assert json.loads(raw) == given | {"text": "['a']"}
+    # JSON within the same tags stays as it is.
+    as_json = {key: json.dumps(value) for key, value in given.items()}
+    ((_, raw),) = read("seed", seed_call(**as_json), tools=tools)[2]
+    assert json.loads(raw) == given | {"text": as_json["text"]}
+    ((_, raw),) = read("seed", seed_call(list="[true, null, 'a']"), tools=tools)[2]
+    assert json.loads(raw) == {"list": [True, None, "a"]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("[f()]", "{1, 2}", "[1e999, None]", "[b'a']", "[x for x in 'ab']", "[2**9**9]", "[__import__('os')]"),
+        *(f"{'[' * 300}'a'{']' * 300}", "[" + "-" * 60000 + "1]", f"['{'a' * 2**16}']", f"[{'9' * 5000}]"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_what_is_no_list_of_python_stays_text(value: str) -> None:
+    tools = {"f": {"type": "object", "properties": {"list": {"type": "array"}}}}
+    ((_, raw),) = read("seed", seed_call(list=value), tools=tools)[2]
+    assert json.loads(raw) == {"list": value}
+
+
 @pytest.mark.parametrize("arguments", _NO_VALUES)
 def test_what_is_no_value_of_python_is_text(arguments: str) -> None:
     text = f"[now({arguments})]"
@@ -222,6 +272,28 @@ def test_arguments_may_be_called_by_pythons_own_words() -> None:
     assert [(name, json.loads(raw)) for name, raw in calls] == [
         ("change", {"from": "a(b=\n", "is": {"in": [True, None]}})
     ]
+
+
+def test_types_are_found_behind_any_number_of_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which is looked at once, however many arguments there are."""
+    chain = {f"d{place}": {"anyOf": [{"$ref": f"#/$defs/d{place + 1}"}]} for place in range(2000)}
+    chain["d2000"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/d0"}]}
+    chain["d1000"]["anyOf"].append({"type": "array"})
+    properties = {"a": {"$ref": "#/$defs/d0"}, "b": {"$ref": "#/$defs/d1500"}, "c": {"anyOf": [{"type": "array"}]}}
+    tools = {"f": {"type": "object", "properties": properties, "$defs": chain}}
+    looked: list[Any] = []
+
+    def watched(*given: Any) -> Any:
+        looked.append(given)
+        return resolved(*given)
+
+    resolved = schemas.resolved
+    monkeypatch.setattr(schemas, "resolved", watched)
+    call = seed_call(a="12", b="[12]", c="[12]")
+    *_, calls = read("seed", call * 100, range(0, 100 * len(call), 50), tools=tools)
+    # Whatever leads round in a circle has the types of all that are in it.
+    assert [json.loads(raw) for _, raw in calls] == [{"a": "12", "b": [12], "c": [12]}] * 100
+    assert len(looked) < 2 * len(chain) + 2000
 
 
 def test_types_of_arguments_are_found_behind_a_reference() -> None:

@@ -21,6 +21,7 @@ from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.folders.packing import Packing, parse_packing
 from chairlift.ops.activation import ACTIVATIONS, Activation
+from chairlift.ops.kv_layout import bytes_of_token, has_kernels
 from chairlift.runners.decoder.rope import RopeConfig
 
 if TYPE_CHECKING:
@@ -110,16 +111,23 @@ class DecoderConfig:
     packing: Packing | None
     dtype: str
 
-    def kv_bytes_per_token(self, itemsize: int, scale: int) -> int:
-        """Bytes of K and V over all layers, of numbers and of a scale for each head that take so many bytes."""
-        return self.num_layers * 2 * self.num_kv_heads * (self.head_dim * itemsize + scale)
+    def kv_bytes_per_token(self, itemsize: int, scale: int, pads_values: bool | None = None) -> int:
+        """Bytes of K and V over all layers, of numbers and of a scale for each head that take so many bytes.
+
+        `pads_values` is that of the operations; None is what those of the CPU do.
+        """
+        pads = has_kernels(self.head_dim) if pads_values is None else pads_values
+        return self.num_layers * self.num_kv_heads * bytes_of_token(self.head_dim, itemsize, scale, pads)
 
     def heads(self, layer: int) -> "HeadShape":
         """Attention shape of one layer."""
         from chairlift.ops.base import HeadShape
 
-        sizes = self.num_heads, self.num_kv_heads, self.head_dim
-        return HeadShape(*sizes, self.attention_scale, self.windows[layer], self.score_cap)
+        sizes, window = (self.num_heads, self.num_kv_heads, self.head_dim), self.windows[layer]
+        # As long as any text it hides nothing, and may be more than kernels count to.
+        if window is not None and window >= self.max_positions:
+            window = None
+        return HeadShape(*sizes, self.attention_scale, window, self.score_cap)
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -180,15 +188,6 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     windows = _windows(raw, family.windows, layers)
     ropes = _ropes(raw, family, windows, max_positions, head_dim, latent)
 
-    def flag(value: Bias) -> bool:
-        if isinstance(value, bool):
-            return value
-        name, default = (value, False) if isinstance(value, str) else value
-        return bool(raw.get(name, default))
-
-    def multiplier(name: str) -> float:
-        return float(raw.get(name, 1.0)) if family.multipliers else 1.0
-
     return DecoderConfig(
         model_type=raw["model_type"],
         family=family,
@@ -202,16 +201,16 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         max_positions=max(rope.max_positions for rope in ropes),
         rms_norm_eps=float(raw.get(family.eps_field, family.rms_norm_eps)),
         tied=bool(raw.get("tie_word_embeddings", family.tied)),
-        qkv_bias=flag(family.qkv_bias),
-        o_bias=flag(family.o_bias),
-        mlp_bias=flag(family.mlp_bias),
+        qkv_bias=_flag(raw, family.qkv_bias),
+        o_bias=_flag(raw, family.o_bias),
+        mlp_bias=_flag(raw, family.mlp_bias),
         norms=family.norms if family.norms_of is None else family.norms_of(raw),
-        parallel=flag(family.parallel),
+        parallel=_flag(raw, family.parallel),
         qk_norm=family.qk_norm if family.qk_norm_if is None or raw.get(family.qk_norm_if) else None,
         activation=_activation(raw, family),
         attention_scale=_attention_scale(raw, family, head_dim) if latent is None else latent.scale,
-        embedding_scale=math.sqrt(hidden) if family.scaled_embedding else multiplier("embedding_multiplier"),
-        residual_scale=multiplier("residual_multiplier"),
+        embedding_scale=math.sqrt(hidden) if family.scaled_embedding else _multiplier(raw, family, "embedding"),
+        residual_scale=_multiplier(raw, family, "residual"),
         logit_scale=_logit_scale(raw, family),
         score_cap=_cap(raw, family, "attn_logit_softcapping"),
         logit_cap=_cap(raw, family, "final_logit_softcapping"),
@@ -223,6 +222,18 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         packing=_packing(raw, family),
         dtype=_dtype(raw),
     )
+
+
+def _flag(raw: Mapping[str, Any], value: Bias) -> bool:
+    """What a family's row says is so, or the field that it names, with its default."""
+    if isinstance(value, bool):
+        return value
+    name, default = (value, False) if isinstance(value, str) else value
+    return bool(raw.get(name, default))
+
+
+def _multiplier(raw: Mapping[str, Any], family: DecoderFamily, of: str) -> float:
+    return float(raw.get(f"{of}_multiplier", 1.0)) if family.multipliers else 1.0
 
 
 def _kept_heads(raw: Mapping[str, Any], family: DecoderFamily, hidden: int, heads: int) -> tuple[int, int]:
@@ -265,7 +276,7 @@ def _activation(raw: Mapping[str, Any], family: DecoderFamily) -> Activation:
 
 def _attention_scale(raw: Mapping[str, Any], family: DecoderFamily, head_dim: int) -> float:
     if family.multipliers:
-        return float(raw.get("attention_multiplier", 1.0))
+        return _multiplier(raw, family, "attention")
     name, default = "query_pre_attn_scalar", family.query_pre_attn_scalar
     return math.pow(head_dim if default is None else positive_size({name: default, **raw}, name), -0.5)
 

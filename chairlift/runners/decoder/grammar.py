@@ -5,7 +5,9 @@ tokens' trie and gives one bit for each token.
 """
 
 import itertools
+import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -16,10 +18,12 @@ import numpy as np
 import tokenizers
 import torch
 
+from chairlift.errors import clip
 from chairlift.folders.end_tokens import end_token_ids, special_tokens
 from chairlift.folders.model_json import read_object
 from chairlift.ops.base import Int32s
 from chairlift.runners.decoder.leeway import FreeText, Leeway, PlainTokens
+from chairlift.runners.sequences import GRAMMAR_PART
 
 # Tokens that follow from a grammar and are found at once. Whatever else does is chosen as any token is.
 _MOST_FORCED = 64
@@ -27,12 +31,12 @@ _MOST_FORCED = 64
 _MOST_ERROR = 300
 # Seconds that it may take to follow a token and look at a word, so that others can wait for tokens that are tried.
 _QUICK = 0.0002
-# Seconds of a core for one that was tried, beyond which no other of that grammar is.
+# Seconds of a core that one trial may take. After a longer one, no token of that grammar is tried.
 _SLOW = 0.002
 # Seconds of a core for a token, and what may be next, up to which it is no pity if others wait for the one after it.
 _LIGHT = 0.001
-# Tokens after a trial in vain before any is tried again where no longer text may follow than then: so many at first,
-# and then twice as many each time.
+# After a trial in vain this many tokens pass before the next one, then twice as many each time; not where longer text
+# may follow than then.
 _WARY = 16
 # Characters of a grammar in which nothing is long: forced text that is no longer takes some milliseconds to cut.
 _SHORT = 4000
@@ -43,6 +47,9 @@ _SCHEMA = '{"grammars":[{"json_schema":'
 _PATTERNS = ('"pattern', "whitespace_pattern", "\\u")
 # How the library says that no text follows a grammar.
 _NOTHING = ("NoExtension", "NoExtensionBias")
+# How it says in which line something is wrong; so much of that is looked at.
+_PLACE = re.compile(r"at (\d+)\(")
+_SHOWN = 40
 
 
 class TrialKind(Enum):
@@ -100,7 +107,10 @@ class GrammarTokenizer:
         free = FreeText(self.plain, grammar, is_plain)
         found = CompiledGrammar(self, matcher, is_plain, free, lists_forced)
         # Also the first tokens that it allows, for which most of the lexer is made, and those that follow from them.
-        found.check(np.zeros(self.mask_words, np.int32))
+        try:
+            found.check(np.zeros(self.mask_words, np.int32))
+        except GrammarError as error:
+            raise GrammarError(_whose(grammar, matcher.get_error()) + str(error)) from None
         return found
 
 
@@ -442,6 +452,22 @@ def _only_token(allowed: Int32s) -> int | None:
 def _check(matcher: llguidance.LLMatcher) -> None:
     if matcher.is_error():
         raise GrammarError(first_line(matcher.get_error()))
+
+
+def _whose(grammar: str, error: str) -> str:
+    """Whose part of a grammar is wrong: that in which the error's place is, or else the last, which is of them all."""
+    if GRAMMAR_PART not in grammar:
+        return ""
+    several = grammar.startswith("{")
+    lines = (json.loads(grammar)["grammars"][0].get("lark_grammar", "") if several else grammar).split("\n")
+    place = _PLACE.match(error)
+    last = len(lines) if place is None else int(place[1])
+    # The error shows its line, which may be one of another grammar.
+    shown = place is not None and any(f" {last} | {line[:_SHOWN]}" in error for line in lines[last - 1 : last])
+    if several and not shown:
+        return ""
+    owners = [line.removeprefix(GRAMMAR_PART) for line in lines[:last] if line.startswith(GRAMMAR_PART)]
+    return f"{clip(owners[-1], _MOST_ERROR)}: " if owners else ""
 
 
 def first_line(error: object) -> str:

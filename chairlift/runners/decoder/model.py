@@ -57,7 +57,7 @@ class Decoder:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
-        return self.config.kv_bytes_per_token(self.cache_dtype.itemsize, scale)
+        return self.config.kv_bytes_per_token(self.cache_dtype.itemsize, scale, self.ops.pads_values)
 
     def allocate(self, num_blocks: int, block_size: int, max_model_len: int, *, one_layer: bool = False) -> None:
         """Allocate the KV cache and the tables of rotations; layers with the same rotation share one.

@@ -3,6 +3,7 @@
 What is folded, and why the numbers stay the same, is in docs/decisions/025-families-by-folding.md.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,17 +58,14 @@ class DecoderReader:
             weights.refuse_unused([prefix + part for part in (f"{names.embedding}.", names.layers, f"{names.norm}.")])
             last = None
         else:
-            # Like transformers, a head that is in the files wins over tying.
-            heads = [f"{name}.weight" for name in names.head]
-            head_name = next((name for name in heads if name in weights), heads[0])
-            own = head_name in weights or not config.tied
-            last = self._ops.head(weights.take([head_name], [size]) if own else words)
+            head_name = self._own_head()
+            last = self._ops.head(words if head_name is None else weights.take([head_name], [size]))
             weights.refuse_unused()
             for each in norm:
                 # What the head is given is nobody else's, so logits are scaled by way of it.
                 if each is not None:
                     each *= config.logit_scale
-        keeps_embedding = last is None or own or self._centred
+        keeps_embedding = last is None or head_name is not None or self._centred
         return DecoderWeights(
             layers,
             norm.weight,
@@ -79,6 +77,20 @@ class DecoderReader:
             scale,
             weights.dtype,
         )
+
+    def head_rows(self, token_ids: Sequence[int]) -> Tensor:
+        """The head's rows [n, H] float32 for so many tokens, for hidden states of a model that is read without it."""
+        config = self._config
+        name = self._own_head() or f"{self._prefix}{self._names.embedding}.weight"
+        table = self._weights.take([name], [(config.vocab_size, config.hidden_size)])
+        return table[list(token_ids)].float() * config.logit_scale
+
+    def _own_head(self) -> str | None:
+        """The name of the head's weights; None where they are the embedding's."""
+        # Like transformers, a head that is in the files wins over tying.
+        heads = [f"{name}.weight" for name in self._names.head]
+        name = next((name for name in heads if name in self._weights), None)
+        return heads[0] if name is None and not self._config.tied else name
 
     def _positions(self, name: str) -> Tensor:
         config, offset = self._config, self._names.position_offset

@@ -22,6 +22,7 @@ from chairlift.folders.tensor_files import count_numbers
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
+from chairlift.ops.kv_layout import bytes_of_token
 from chairlift.runners.decoder.recorded_steps import GraphRecorder, RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
@@ -87,8 +88,8 @@ class TransformersModel:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
-        each = [2 * heads.num_kv_heads * (heads.head_dim * self.cache_dtype.itemsize + scale) for heads in self._heads]
-        return sum(each)
+        size, pads = self.cache_dtype.itemsize, self.ops.pads_values
+        return sum(heads.num_kv_heads * bytes_of_token(heads.head_dim, size, scale, pads) for heads in self._heads)
 
     @property
     def state_bytes(self) -> int:

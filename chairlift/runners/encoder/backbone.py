@@ -10,12 +10,14 @@ from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.packing import Packing
+from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
 from chairlift.runners.decoder.causal_encoder import CausalEncoder
 from chairlift.runners.decoder.config import DecoderConfig, parse_config
 from chairlift.runners.decoder.model import Decoder
-from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
+from chairlift.runners.decoder.read_weights import DecoderReader
+from chairlift.runners.encoder.config import EncoderConfig, check_logit_score, read_encoder_config
 from chairlift.runners.encoder.model import EncoderReader, Projected
 from chairlift.runners.weights import Weights
 
@@ -47,13 +49,20 @@ class Backbone:
     read_mask_head: Callable[[Weights], list[Projected]] | None
 
 
-def read_backbone(folder: Path) -> Backbone:
-    """Read `folder`/config.json. Raises ConfigError and UnsupportedModel as `read_config` does."""
+def read_backbone(folder: Path, score: LogitScore | None = None) -> Backbone:
+    """Read `folder`/config.json; a `score` of logits takes the place of a classification head.
+
+    Raises ConfigError and UnsupportedModel as `read_config` does.
+    """
     raw = read_model_json(folder)
     if raw.get("model_type") in DECODERS:
         check_direction(raw)
-        return _of_decoder(parse_config(raw), raw)
-    return _of_encoder(read_encoder_config(folder))
+        config = parse_config(raw)
+        check_logit_score(score, config)
+        return _of_decoder(config, raw, score)
+    encoder = read_encoder_config(folder)
+    check_logit_score(score, encoder)
+    return _of_encoder(encoder)
 
 
 def _of_encoder(config: EncoderConfig) -> Backbone:
@@ -77,12 +86,17 @@ def _of_encoder(config: EncoderConfig) -> Backbone:
     )
 
 
-def _of_decoder(config: DecoderConfig, raw: dict[str, Any]) -> Backbone:
+def _of_decoder(config: DecoderConfig, raw: dict[str, Any], score: LogitScore | None) -> Backbone:
     def read(weights: Weights, ops: Ops, max_tokens: int, num_labels: int) -> LoadedBackbone:
         stages = []
-        if num_labels:
-            score = weights.take(["score.weight"], [(num_labels, config.hidden_size)]).float()
-            stages.append(Projected(Projection(score, None), None, None, 0.0))
+        if score is not None:
+            rows = DecoderReader(config, ops, weights).head_rows(score.token_ids)
+            # The difference of two logits is what the difference of their rows gives.
+            head = rows[:1] if score.false_id is None else rows[:1] - rows[1:]
+            stages.append(Projected(Projection(head, None), None, None, 0.0))
+        elif num_labels:
+            head = weights.take(["score.weight"], [(num_labels, config.hidden_size)]).float()
+            stages.append(Projected(Projection(head, None), None, None, 0.0))
         return CausalEncoder(Decoder(config, ops, weights, head=False), max_tokens), stages
 
     padding = raw.get("pad_token_id")
@@ -96,7 +110,8 @@ def _of_decoder(config: DecoderConfig, raw: dict[str, Any]) -> Backbone:
         max_tokens=config.max_positions,
         pooling="lasttoken",
         head_pooling="lasttoken",
-        padding=padding,
+        # What is written next is written after the last token, whichever it is.
+        padding=None if score is not None else padding,
         packing=config.packing,
         read=read,
         read_mask_head=None,

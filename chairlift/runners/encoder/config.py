@@ -9,7 +9,9 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES, EncoderFamily
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
+from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.activation import ACTIVATIONS, Activation
+from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.rope import RopeConfig
 
 # MPNet's table of relative biases. Distances from here on share MPNet's last bucket.
@@ -110,6 +112,18 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         ropes=ropes,
         raw=raw,
     )
+
+
+def check_logit_score(score: LogitScore | None, config: EncoderConfig | DecoderConfig) -> None:
+    """Raise UnsupportedModel for a score of logits that this model does not have, or not by rows of its head alone."""
+    if score is None:
+        return
+    if not isinstance(config, DecoderConfig):
+        raise UnsupportedModel("modules.json: LogitScore is of language models; this one has no logits of a next token")
+    if config.logit_cap is not None:
+        raise UnsupportedModel("final_logit_softcapping is not supported with LogitScore")
+    if max(score.token_ids) >= config.vocab_size:
+        raise UnsupportedModel(f"LogitScore is of token {max(score.token_ids)}, but vocab_size is {config.vocab_size}")
 
 
 def _refuse_unknown(raw: Mapping[str, Any], family: EncoderFamily) -> None:

@@ -63,13 +63,15 @@ class EncoderRunner:
     @torch.inference_mode()
     def load(self) -> ItemInfo:
         """Read the weights. Raises UnsupportedModel or ConfigError."""
-        backbone, files, raw = read_backbone(self._model), SentenceFiles.read(self._model), read_model_json(self._model)
+        files, raw = SentenceFiles.read(self._model), read_model_json(self._model)
+        backbone = read_backbone(self._model, files.logit_score)
         self._task = task_of(self._model, raw)
-        labels = () if self._task == "embed" else labels_of(raw)
+        labels = () if self._task == "embed" else labels_of(raw if files.logit_score is None else {"num_labels": 1})
         device = _device(self._device)
+        # Already what says which type is the fastest may compute.
+        set_threads(self._num_threads)
         dtype = _dtype(self._dtype, device)
         max_tokens = self._longest(backbone, files)
-        set_threads(self._num_threads)
         ops = select_ops(self._ops, device, dtype, backbone.head_dim, self._quantization)
         with Weights(self._model, dtype, device, backbone.packing) as weights:
             self.forward, self._stages = backbone.read(weights, ops, max_tokens, len(labels))

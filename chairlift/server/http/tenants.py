@@ -88,11 +88,12 @@ class Tenant:
         It has entered, and counts as the first of its sequences.
         """
         if sequences > 1 and (exceeded := self._quota.check_at_once(sequences - 1)) is not None:
+            counted = f"this is {sequences} sequences, and each sample (n, best_of) of each prompt counts as a request"
             if sequences > exceeded.allowed:
-                most = f"the {exceeded.allowed} that this key may have at once (requests_at_once)"
-                message = f"this is {sequences} sequences, n for each prompt, more than {most}; send several requests"
-                raise ApiError(400, message, code=exceeded.limit)
-            _refuse(exceeded)
+                most = f"more than the {exceeded.allowed} that this key may have at once (requests_at_once)"
+                change = "ask for fewer samples, or send several requests, one after another"
+                raise ApiError(400, f"{counted}: {most}; {change}", code=exceeded.limit)
+            _refuse(exceeded, f"{counted}: ")
         _refuse(self._quota.check_tokens(tokens, time.monotonic()))
 
     def spend(self, tokens: int) -> None:
@@ -196,6 +197,13 @@ class Keys:
         self._by_name, self._by_hash = by_name, by_hash
 
 
+def client_in(scope: Scope) -> str:
+    """Whose request it is: a key's, or that of all who come from one address."""
+    tenant: Tenant | None = scope.get(TENANT)
+    name = tenant.name if tenant is not None else None
+    return name or str((scope.get("client") or [""])[0])
+
+
 def no_key(how: str) -> ApiError:
     """What to say to whoever brings no key, or a wrong one."""
     return ApiError(401, f"send a key of this server as {how}", code="invalid_api_key", headers=_CHALLENGE)
@@ -222,9 +230,9 @@ def admitted(
     return contextlib.nullcontext()
 
 
-def _refuse(exceeded: Exceeded | None) -> None:
+def _refuse(exceeded: Exceeded | None, counted: str = "") -> None:
     if exceeded is not None:
         limit, allowed, wait = exceeded
-        message = f"this key has reached its limit of {allowed} {limit.replace('_', ' ')} ({limit})"
+        message = f"{counted}this key has reached its limit of {allowed} {limit.replace('_', ' ')} ({limit})"
         headers = {"Retry-After": str(max(math.ceil(wait), 1))}
         raise ApiError(429, message, code=limit, kind="rate_limit_exceeded", headers=headers)

@@ -134,7 +134,7 @@ def _opened(
     markers = DialectMarkers(speech.dialect, tools) if tools else speech.markers
 
     def make_reader() -> ReplyReader:
-        return DialectReader(markers, reasoning == "open")
+        return DialectReader(markers, reasoning == "open", reply.thinking_tokens is not None)
 
     return OpenConversation(prompt_ids, grammar, make_reader, speech.shown(bool(tools)))
 

@@ -11,7 +11,7 @@ from chairlift.config.settings import ServedModel
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.engine.items.standby import Standby
-from chairlift.engine.machine import Machine, Turns, soon_asleep
+from chairlift.engine.machine import Machine, MachineTurns, soon_asleep
 from chairlift.engine.worker_messages import load_failed
 from chairlift.errors import Unavailable
 from chairlift.folders.sentence_files import SentenceFiles
@@ -43,7 +43,7 @@ class ItemHost:
         self._standby = _standby_of(config, environment, self._standby_changed)
         self._searching = False
         self._worker_bytes = 0
-        turns = None if machine is None else Turns(machine, served.name, served.share.weight)
+        turns = None if machine is None else MachineTurns(machine, served.name, served.share.weight)
         self._dispatcher = Dispatcher(
             config.limits(),
             self._executors,
@@ -147,7 +147,7 @@ class ItemHost:
         from chairlift.text.encoding import TextEncoder
 
         assert max_tokens is not None, "an encoder takes only so many positions"
-        return TextEncoder(self._config.model, max_tokens, lowercase=self._files.lowercase)
+        return TextEncoder(self._config.model, max_tokens, self._files)
 
     def _instance_changed(self, number: int, ready: bool) -> None:
         if ready:

@@ -213,20 +213,23 @@ def model_in_path(request: Request, name: str, version: str | None = None) -> Mo
 
 def no_route(request: Request, hint: str = "") -> ApiError:
     """The refusal of a path that leads nowhere, with what may be meant."""
-    return ApiError(404, f"there is no {request.url.path} here{hint}", code="not_found")
+    return ApiError(404, f"there is no {request.scope['path']} here{hint}", code="not_found")
 
 
 def asked_model(request: Request, name: str | None) -> ItemService:
     """The model that a body names, or the only one that does what the route is for. Raises ApiError."""
-    return models_of(request).item_model(name, request.scope["endpoint"].row.tasks, request.url.path)
+    return models_of(request).item_model(name, request.scope["endpoint"].row.tasks, request.scope["path"])
 
 
 def wrong_task(model: ModelService, tasks: Collection[str], route: str) -> ApiError:
     """What to say when a model can't do what a route is for."""
     wanted = " or ".join(KINDS[task] for task in tasks)
     is_a = KINDS[model.task] if model.task is not None else "not loaded"
-    could = model.task == "generate" and "embed" in tasks
-    way = '; its folder embeds where it is served with kind = "encoder"' if could else ""
+    way = ""
+    if model.task == "generate" and "embed" in tasks:
+        way = '; its folder embeds where it is served with kind = "encoder"'
+    elif model.task == "generate" and "rerank" in tasks:
+        way = "; a language model's folder reranks where its modules.json has a LogitScore module"
     return ApiError(400, f"`{model.name}` is {is_a}; {route} needs {wanted}{way}", "model", "wrong_task")
 
 
