@@ -142,7 +142,8 @@ def _add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
 
 
 def _add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
-    parser = commands.add_parser("trace", help="write what a server did in the last minute, for ui.perfetto.dev")
+    about = "write the timeline of a server's last minute, for ui.perfetto.dev (a trace for plan: record)"
+    parser = commands.add_parser("trace", help=about)
     if wanted:
         from chairlift.why import add_trace_flags, trace_command
 
@@ -171,7 +172,7 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", w
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     if not wanted:
         # Only a name for --help: the benchmark's imports would slow down the start of the server.
-        commands.add_parser("bench", help="measure this machine")
+        commands.add_parser("bench", help="compare strategies or number formats, or send a trace to a server")
         return
     from chairlift.bench.command import add_parser
 

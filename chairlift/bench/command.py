@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from chairlift.bench.formats_command import add_formats
 from chairlift.bench.plot import check_plot, plot
-from chairlift.bench.raw_results import Recording, Results, add_result_flags, saved, start
+from chairlift.bench.raw_results import HelpFormatter, Recording, Results, add_result_flags, saved, start
 from chairlift.bench.replay import add_serve
 from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy
@@ -32,7 +32,7 @@ _PROMPTS, _OUTPUTS = "uniform:4:32", "exponential:32"
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `bench strategies` to the command line."""
-    bench = commands.add_parser("bench", help="measure this machine")
+    bench = commands.add_parser("bench", help="compare strategies or number formats, or send a trace to a server")
     kinds = bench.add_subparsers(dest="bench", required=True)
     add_serve(kinds)
     add_formats(kinds)
@@ -40,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "strategies",
         help="the same model and requests under every batching strategy",
         epilog="; ".join(f"{name}: {policy.about}" for name, policy in POLICIES.items()),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(run=main)
     parser.add_argument(

@@ -8,7 +8,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 from chairlift.bench.plot import check_plot, plot_formats
-from chairlift.bench.raw_results import Column, Recording, Results, add_result_flags, caption, saved, start, table
+from chairlift.bench.raw_results import (
+    Column,
+    HelpFormatter,
+    Recording,
+    Results,
+    add_result_flags,
+    caption,
+    saved,
+    start,
+    table,
+)
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
@@ -32,7 +42,7 @@ def add_formats(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser = kinds.add_parser(
         "formats",
         help="what 32, 16, 8 and 4 bits cost a model in memory and quality, and give in speed",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(run=main)
     parser.add_argument("model", nargs="?", help="a Hugging Face folder, a .gguf file, or a name of the Hub")

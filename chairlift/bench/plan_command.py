@@ -19,6 +19,7 @@ from chairlift.bench.plan_served import subject_served
 from chairlift.bench.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
 from chairlift.bench.plan_traffic import expect, targets_in, traffic_in
 from chairlift.bench.plot import check_plot, plot_curves
+from chairlift.bench.raw_results import HelpFormatter
 from chairlift.config.flags import HELP
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError
@@ -48,9 +49,10 @@ _CHUNK = 4
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Give a parser the flags of `chairlift plan`."""
     parser.description = "Measure a model, simulate its server under every strategy, and say what to set."
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.set_defaults(run=main)
-    parser.add_argument("model", help="a Hugging Face folder, a .onnx file or module:Class; or a server's http:// URL")
+    kinds = "a Hugging Face folder, a name of the Hub, a .gguf or .onnx file, module:Class or file.py:Class"
+    parser.add_argument("model", help=f"{kinds}; or a server's http:// URL")
     _add_traffic(parser.add_argument_group("what comes"))
     wanted = parser.add_argument_group("what is promised")
     wanted.add_argument("--ttft-ms", type=float, help="to the first token")
@@ -79,12 +81,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_traffic(traffic: "argparse._ArgumentGroup") -> None:
-    traffic.add_argument("--trace", type=Path, metavar="FILE", help="recorded by serve --record, of Azure or BurstGPT")
+    recorded = "recorded by serve --record, of Mooncake, Azure or BurstGPT"
+    traffic.add_argument("--trace", type=Path, metavar="FILE", help=recorded)
     traffic.add_argument("--trace-model", metavar="NAME", help="only the trace's requests to this model")
     traffic.add_argument("--rate", type=float, help="requests a second, Poisson; with a trace it is sped up to that")
     traffic.add_argument("--input-lengths", metavar="LENGTHS", help=f"tokens of prompts, or of each text: {LENGTHS}")
     traffic.add_argument("--output-lengths", metavar="LENGTHS", help="tokens of answers, in the same forms")
-    traffic.add_argument("--items", type=int, help="inputs of a request that is answered in one call (without: 1)")
+    traffic.add_argument("--items", type=int, help="inputs of a request that is answered in one call (default: 1)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -213,7 +216,7 @@ def _mapper(processes: int) -> Iterator[Mapper]:
 def _modes() -> str:
     """What the modes stand for."""
     return "; ".join(
-        f"{name}: {mode.ttft:g} and {mode.itl:g} times the TTFT and ITL of requests without company"
+        f"{name}: {mode.ttft:g} and {mode.itl:g} times the TTFT and ITL of a request that is alone"
         if mode.ttft < inf
         else f"{name}: no target"
         for name, mode in MODES.items()

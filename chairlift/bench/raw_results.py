@@ -23,6 +23,15 @@ _MOMENT = "%Y-%m-%d %H:%M"
 _PACKAGES = ("torch", "numpy")
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells each flag's default, if there is one and the words do not tell it already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, "") or "(default: " in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
 class Column(NamedTuple):
     """A column of a table: where a run has it (`ttft_ms.p50` is within `ttft_ms`), its title, and a number's form."""
 

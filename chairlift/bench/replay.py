@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from chairlift.bench.completion_stream import Target
+from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
 from chairlift.bench.load import Arrival, Load, open_loop
-from chairlift.bench.raw_results import Recording, Results, caption, start, table
+from chairlift.bench.raw_results import HelpFormatter, Recording, Results, caption, start, table
 from chairlift.errors import ConfigError
 from chairlift.plan.trace import TraceRequest, duration, fitted, scaled, with_answers
 from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace
@@ -117,11 +117,11 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "serve",
         help="send a trace to a server, at the times at which it was recorded",
         description="Requests are sent at their moments whatever became of the others, and latency counts from then.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(run=main)
     parser.add_argument("url", help="http://HOST:PORT")
-    parser.add_argument("trace", type=Path, help="JSONL as Mooncake has it, or CSV of Azure or BurstGPT")
+    parser.add_argument("trace", type=Path, help="recorded by serve --record, of Mooncake, Azure or BurstGPT")
     parser.add_argument("--model", default="", help="the model to ask for, where the trace names none")
     parser.add_argument("--api", choices=list(APIS), default="completions", help="what the server speaks")
     parser.add_argument("--trace-model", metavar="NAME", help="only the trace's requests to this model")
@@ -192,8 +192,18 @@ def make_target(url: str, model: str, api: str, extra: str = "{}", api_key: str 
         raise ConfigError(str(error)) from None
 
 
-def replay(target: Target, trace: Sequence[TraceRequest], api: str, prompts: PromptMaker, drain: float) -> Load:
-    """Send each request at its moment, and wait up to `drain` seconds for the last answers."""
+def replay(
+    target: Target,
+    trace: Sequence[TraceRequest],
+    api: str,
+    prompts: PromptMaker,
+    drain: float,
+    give_up: Callable[[list[Outcome]], bool] | None = None,
+) -> Load:
+    """Send each request at its moment, and wait up to `drain` seconds for the last answers.
+
+    `give_up`, asked a few times a second with the outcomes so far, may end it early.
+    """
     body = APIS[api][1]
     arrivals = []
     for number, request in enumerate(trace):
@@ -203,7 +213,7 @@ def replay(target: Target, trace: Sequence[TraceRequest], api: str, prompts: Pro
         if request.timeout is not None:
             headers += (f"X-Request-Timeout-Ms: {max(round(min(request.timeout, _LONGEST_S) * 1000), 1)}",)
         arrivals.append(Arrival(request.arrival, target.post(body(target, prompts, request, number), headers)))
-    return open_loop(target, arrivals, duration(trace), drain, "replay")
+    return open_loop(target, arrivals, duration(trace), drain, "replay", give_up)
 
 
 def save_requests(path: Path, load: Load) -> None:

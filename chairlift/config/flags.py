@@ -14,10 +14,12 @@ from chairlift.config.server import ServerConfig
 from chairlift.core.sequences.policy import POLICIES, readers_of
 
 HELP = {
-    "model": "a Hugging Face folder, a name of the Hub, a .onnx file, or module:Class (default: the demo model)",
+    "model": "a Hugging Face folder, a name of the Hub, a .gguf or .onnx file, or module:Class or file.py:Class "
+    "(default: the demo model)",
     "revision": "branch, tag or commit of a model of the Hub (default: main)",
     "served_model_name": "the name that clients ask for (default: that of the folder, file or class)",
-    "dtype": "type of weights and activations; auto is the folder's own (docs/configuration.md has the exceptions)",
+    "dtype": "type of weights and activations; auto is bfloat16 for a folder of bfloat16, and else float32 "
+    "(docs/configuration.md has the exceptions)",
     "device": "where the model runs",
     "ops": "native kernels, or the plain reference",
     "implementation": "native kernels, or transformers' modules with our attention; auto is native where they can",
@@ -26,7 +28,7 @@ HELP = {
     "max_wait_ms": "how long the oldest waits for a full batch: language models (default: 5), others (0)",
     "max_num_seqs": "sequences that may run at once",
     "max_num_batched_tokens": "tokens in one step",
-    "step_time_ms": "milliseconds that a step may take whose prompts others' next tokens wait for; 0 is any time",
+    "step_time_ms": "milliseconds that a step with prompts may take while others stream; 0 is any time",
     "target_itl_ms": "milliseconds that a step may take, by which prompts are cut (default: no target)",
     "target_ttft_ms": "milliseconds to the first token, beyond which a request is refused (default: no target)",
     "background_step_ms": "milliseconds that a step with background requests may take, since live ones wait for it",
@@ -37,7 +39,7 @@ HELP = {
     "block_size": "tokens in one KV block",
     "expected_input_tokens": "tokens of a prompt, as you expect them: for KV memory, with the next",
     "expected_output_tokens": "tokens of an answer, as you expect them: for predictions until some were seen",
-    "kv_cache_gb": "memory for the KV cache (default: from what the machine has free)",
+    "kv_cache_gb": "memory for the KV cache (default: at most 4 GiB, and two fifths of what is free)",
     "quantization": "int8 halves bfloat16 weights, int4 halves those again; both round what they multiply to 8 bits",
     "kv_cache_dtype": "int8 halves a bfloat16 cache and the time to read it, rounding K and V; auto is the dtype",
     "enable_prefix_caching": "share the KV blocks of common prompt prefixes",

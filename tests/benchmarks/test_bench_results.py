@@ -34,8 +34,29 @@ import simulate
 import texts
 import workloads
 
-from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, save, spread, start, table
+from chairlift.bench.raw_results import (
+    Column,
+    HelpFormatter,
+    Recording,
+    Results,
+    caption,
+    failures,
+    save,
+    spread,
+    start,
+    table,
+)
 from chairlift.demo import demo_path
+
+
+def test_help_tells_each_default_once_and_no_none() -> None:
+    parser = argparse.ArgumentParser(prog="x", formatter_class=HelpFormatter)
+    parser.add_argument("--items", help="inputs (default: 1)")
+    parser.add_argument("--rate", help="a second")
+    parser.add_argument("--name", default="", help="of the model")
+    parser.add_argument("--slots", default=8, help="at once")
+    told = parser.format_help()
+    assert (told.count("default: "), "None" in told, "at once (default: 8)" in told) == (2, False, True)
 
 
 def results(*runs: dict[str, Any], **more: Any) -> Results:

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from chairlift.cli import main
 from chairlift.config.flags import HELP, add_flags, model_flags
 from chairlift.config.foreign import INSTEAD, OURS, hint
 from chairlift.config.items import ItemConfig
+from chairlift.config.run import RunConfig, run_config
 from chairlift.config.run import add_flags as add_run_flags
-from chairlift.config.run import run_config
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ModelConfig, Settings, Share, load
@@ -177,6 +178,8 @@ def test_names_of_other_servers_lead_to_settings_that_there_are() -> None:
         ("serve", "--enforce-eager", "leave it out: not needed, because decodes are recorded as CUDA graphs"),
         ("serve", "--model-repository", "give each model a table [models.NAME] in chairlift.toml"),
         ("serve", "--max-concurrent-requests", "that is --max-waiting here"),
+        ("serve", "--reasoning-parser", "leave it out: not needed, because the chat template tells"),
+        ("serve", "--model-control-mode", "`model_control` lets clients load and unload"),
         ("serve", "--model", "name the model as the first argument"),
         ("serve", "--qqqq", "there is no --qqqq\n"),
         ("run", "--concurency", "did you mean --concurrency?"),
@@ -284,6 +287,54 @@ def test_settings_file_may_be_named_in_three_ways(tmp_path: Path) -> None:
     assert settings(tmp_path, env={"CHAIRLIFT_CONFIG": "other.toml"}).server.port == 9
     with pytest.raises(ConfigError, match=r"absent\.toml can't be read"):
         settings(tmp_path, "absent.toml")
+
+
+def told(section: str) -> dict[str, str]:
+    """The settings in a section of the page of them, with their defaults as it says them."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    rows = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = {}
+    for cell, default in re.findall(r"^\| (`[^|]*) \| ([^|]*?) ?\|.*\|$", rows, re.MULTILINE):
+        names = re.findall(r"`-*([\w-]+)`", cell)
+        several = default.split(", ")
+        for index, name in enumerate(names):
+            found[name.replace("-", "_")] = several[index] if len(several) == len(names) else default
+    return found
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [
+        ("Several models", Share),
+        ("Language models", SequenceConfig),
+        ("All other models", ItemConfig),
+        ("The server", ServerConfig),
+        ("Batch jobs", RunConfig),
+    ],
+)
+def test_defaults_are_those_that_the_page_says(section: str, kind: type[msgspec.Struct]) -> None:
+    said = told(section)
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    assert said.keys() == fields.keys() or kind is RunConfig
+    for name in said.keys() & fields.keys():
+        text, field = said[name], fields[name]
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if text == "none":
+            assert default in (None, (), {}), name
+        elif text in ("true", "false"):
+            assert default is (text == "true"), name
+        elif re.fullmatch(r"[\d.]+", text):
+            assert float(default) == float(text), name
+        elif default not in (None, msgspec.NODEFAULT) and text:
+            # Others follow from the model or the machine, and are told in words.
+            assert text == f"`{default}`", name
+
+
+def test_the_help_of_all_settings_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "--help"])
+    printed = capsys.readouterr().out
+    assert (left.value.code, [name for name in FIELDS if name.replace("_", "-") not in printed]) == (0, [])
 
 
 @pytest.mark.parametrize("name", FIELDS)

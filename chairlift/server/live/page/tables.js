@@ -1,4 +1,4 @@
-// Models with what can be done to them, tenants with what their limits leave, and batch jobs with how far they are.
+// Models with what can be done to them, tenants with what their limits leave, and batches with how far they are.
 
 import { byId, make, number, table } from "./dom.js";
 import { ask } from "./session.js";
