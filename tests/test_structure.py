@@ -75,7 +75,7 @@ TWINS = ({"sequences", "items"}, {"decoder", "encoder"})
 TWIN_FILES = {"sequences.py", "items.py"}
 
 MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 50
 
 
 @cache

@@ -1,1 +1,1 @@
-"""`chairlift bench`: measure this machine, this model, these strategies."""
+"""`chairlift bench` and `chairlift plan`: what this machine, this model and these strategies do, and would do."""

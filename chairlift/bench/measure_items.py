@@ -50,16 +50,7 @@ def measure_items(
         most = config.max_batch_size or info.max_batch_size or largest
         runner.warm_up(config.warm_up_for(most))
         given = list(examples) or _own_examples(runner, info)
-        calls: list[CallSample] = []
-        began, busy = time.monotonic(), 0.0
-        for payloads, computed in _batches(info, config, most, given, seed):
-            before = time.process_time()
-            calls.append(_timed(runner, payloads, computed))
-            busy += time.process_time() - before
-            passed = (time.monotonic() - began) / seconds
-            on_progress(min(passed, 1.0))
-            if passed > 1:
-                break
+        calls, busy = _timed_calls(runner, _batches(info, config, most, given, seed), seconds, on_progress)
     finally:
         runner.close()
     if len(calls) < LEAST_SAMPLES:
@@ -79,6 +70,26 @@ def measure_items(
         max_batch_size=info.max_batch_size,
         max_wait_ms=info.max_wait_ms,
     )
+
+
+def _timed_calls(
+    runner: ItemRunner,
+    batches: Iterator[tuple[list[Any], float]],
+    seconds: float,
+    on_progress: Callable[[float], object],
+) -> tuple[list[CallSample], float]:
+    """Calls for so many seconds, and the seconds of processor time that they took."""
+    calls: list[CallSample] = []
+    began, busy = time.monotonic(), 0.0
+    for payloads, computed in batches:
+        before = time.process_time()
+        calls.append(_timed(runner, payloads, computed))
+        busy += time.process_time() - before
+        passed = (time.monotonic() - began) / seconds
+        on_progress(min(passed, 1.0))
+        if passed > 1:
+            break
+    return calls, busy
 
 
 def _timed(runner: ItemRunner, payloads: list[Any], computed: float) -> CallSample:

@@ -10,9 +10,10 @@ import zmq
 
 from chairlift.bench.recorder import RunnerAround
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.calibration import Probe
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
-from chairlift.engine.sequences.calibrate import Probe, timed_steps
+from chairlift.engine.sequences.calibrate import timed_steps
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import Add
 from chairlift.errors import ConfigError
@@ -131,9 +132,9 @@ def _probed(engine: Engine, config: SequenceConfig, params: SamplingParams, seed
     while fits:
         fits = False
         for probe in probes:
-            for step in timed_steps(probe, engine.runner, *limits):
+            for step, taken in timed_steps(probe, engine.runner, *limits):
                 fits = True
-                yield StepSample(*step)
+                yield StepSample(step.width, step.tokens, step.kv_tokens, step.pairs, taken)
 
 
 class _Wire:

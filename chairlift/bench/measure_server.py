@@ -72,11 +72,7 @@ def measure_served_sequences(
         if passed > 1:
             break
     front = _front(firsts, steps, trip)
-    for length, times in firsts.items():
-        overhead = front.request + 2 * front.hop
-        steps += [
-            StepSample(1, length, length, length * (length + 1) // 2, max(each - overhead, 1e-6)) for each in times
-        ]
+    steps += _prompts(firsts, front)
     if len(steps) < LEAST_SAMPLES:
         raise ConfigError(f"only {len(steps)} steps were timed in {seconds:g} s; give it more time")
     memory = about["memory"]
@@ -166,6 +162,14 @@ def _front(firsts: dict[int, list[float]], steps: Sequence[StepSample], trip: fl
     more = max(median(firsts[min(firsts)]) - median(single), 0.0)
     request = min(more, trip)
     return FrontCost(request=request, hop=(more - request) / 2)
+
+
+def _prompts(firsts: dict[int, list[float]], front: FrontCost) -> Iterator[StepSample]:
+    """The steps that computed whole prompts: what their first tokens took without the front and the way there."""
+    overhead = front.request + 2 * front.hop
+    for length, times in firsts.items():
+        for each in times:
+            yield StepSample(1, length, length, length * (length + 1) // 2, max(each - overhead, 1e-6))
 
 
 def measure_served_items(

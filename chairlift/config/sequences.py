@@ -1,4 +1,4 @@
-"""Every setting of one model's engine, with its default, in one place."""
+"""Every setting of one language model, with its default, in one place."""
 
 from math import inf, isfinite
 from typing import Annotated, Literal

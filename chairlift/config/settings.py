@@ -170,9 +170,9 @@ def _several(
 
 def _model(found: _Found, folder: Path, name: str | None, before_fetch: Callable[[], object]) -> ServedModel:
     """One model's settings. Raises ConfigError for those that its kind does not have."""
-    given = str(_convert("model", found["model"], str))
+    given = str(_convert(found["model"], str))
     path, hub = folder / given, None
-    revision = None if "revision" not in found else str(_convert("revision", found["revision"], str))
+    revision = None if "revision" not in found else str(_convert(found["revision"], str))
     with looking_at(path):
         is_here = path.is_dir() or path.is_file()
     if is_here or is_class(given):
@@ -250,7 +250,7 @@ def _with_names(config: ServerConfig, models: Iterable[ServedModel]) -> ServerCo
 
 def _of(config: type, found: _Found) -> dict[str, Any]:
     """The settings of one class, as its types want them."""
-    return {name: _convert(name, found[name], kind) for name, kind in _FIELDS[config].items() if name in found}
+    return {name: _convert(found[name], kind) for name, kind in _FIELDS[config].items() if name in found}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
     return found
 
 
-def _convert(name: str, given: _Given, kind: Any) -> Any:
+def _convert(given: _Given, kind: Any) -> Any:
     value = given.value
     if not given.typed and holds_json(kind):
         try:

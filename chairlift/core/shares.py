@@ -72,10 +72,6 @@ class Shares:
             claim.background = background
         claim.background &= background
 
-    def withdraw(self, name: str) -> None:
-        """Want no turn any more."""
-        self._claims[name].wants = None
-
     def grant(self, now: float) -> str | None:
         """Give the turn to whoever is owed the most; None if it is taken, or if nobody wants it."""
         if self.holder is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+from chairlift.core.items.turns import Turns
 from chairlift.core.shares import Shares
 
 _SOON_ASLEEP = {"GOMP_SPINCOUNT": "10000", "OPENBLAS_THREAD_TIMEOUT": "17"}
@@ -84,23 +85,14 @@ class Member:
         self.on_asked = on_asked
         self._machine = machine
 
-    @property
-    def holds(self) -> bool:
-        """Whether it has the turn."""
-        return self._machine.shares.holder == self.name
-
     def ask(self, background: bool = False) -> None:
         """Want the next turn, if for `background` work only, then when nobody else wants it for live work."""
         machine = self._machine
         machine.shares.ask(self.name, machine.clock(), background)
         if machine.shares.holder is None:
             machine.grant_soon()
-        elif not self.holds:
+        elif machine.shares.holder != self.name:
             machine.call_holder()
-
-    def withdraw(self) -> None:
-        """Want no turn any more."""
-        self._machine.shares.withdraw(self.name)
 
     def release(self, again: bool, seconds: float | None = None, background: bool = False) -> None:
         """End the turn; `again` asks for another in the same breath, for `background` work only if so.
@@ -121,43 +113,25 @@ class Member:
         self._machine.forget(self)
 
 
-class Turns:
-    """When a model whose batches leave from here may send one off; `Dispatcher` asks. Its instances share its turn."""
+class MachineTurns(Turns):
+    """The turns of a model whose batches leave from here; `Dispatcher` asks."""
 
     def __init__(self, machine: Machine, name: str, weight: float) -> None:
-        self._others_wait = False
         self._on_turn: Callable[[], None] | None = None
-        self._member = machine.join(name, weight, self._given, self._asked)
+        self._member = member = machine.join(name, weight, self.given, self.others_wait)
+        super().__init__(member.ask, lambda again, background: member.release(again, background=background))
 
     def call(self, on_turn: Callable[[], None]) -> None:
         """Say whom to call when a batch may leave."""
         self._on_turn = on_turn
 
-    def allow(self, num_running: int, num_waiting: int, num_background: int) -> bool:
-        """Return whether a batch may leave now, with so many running and items waiting; if not, ask for a turn."""
-        member, waits, background = self._member, num_waiting + num_background > 0, not num_waiting
-        if member.holds:
-            if not self._others_wait:
-                return True
-            if not num_running:
-                member.release(again=waits, background=background)
-        elif waits:
-            member.ask(background)
-        return False
-
-    def rest(self, num_running: int) -> None:
-        """No batch leaves now: if none runs either, give the turn back."""
-        if not num_running and self._member.holds:
-            self._member.release(again=False)
+    def given(self) -> None:
+        """Hear that the turn is this model's, and send off what may leave."""
+        super().given()
+        if self._on_turn is not None:
+            self._on_turn()
 
     def leave(self) -> None:
         """Take part no more."""
         self._member.leave()
-
-    def _given(self) -> None:
-        self._others_wait = False
-        if self._on_turn is not None:
-            self._on_turn()
-
-    def _asked(self, live: bool) -> None:
-        self._others_wait = True
+        self.left()

@@ -28,7 +28,7 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.25, 10.0
 LOAD_ATTEMPTS = 3
 # Importing torch from a cold disk keeps the interpreter from everything else, heartbeats too.
 LOADING_SILENCE_S = 120.0
-# For so long nobody has looked after a worker, or read what it said, before that counts as a fault of the front.
+# When nobody has looked after a worker, or read what it said, for this long, the front itself is at fault.
 DEAF_S = 10.0
 # A worker that did so many steps, or parts of calls, did not die of its first.
 _DONE_WHEN_WORKING = 2

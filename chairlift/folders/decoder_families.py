@@ -1,4 +1,4 @@
-"""The model families, one row each: everything in which they differ."""
+"""The decoder families, one row each: everything in which they differ."""
 
 from typing import Any
 

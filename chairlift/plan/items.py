@@ -9,6 +9,7 @@ from chairlift.core.finished import Shed, ShedReason
 from chairlift.core.items.item import Batch, BatchResult, Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
+from chairlift.core.items.turns import Turns
 from chairlift.plan.machine_profile import ItemProfile
 from chairlift.plan.resampler import CallTimes
 from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
@@ -57,11 +58,22 @@ class VirtualItems:
         self._num_calls = 0
         self._pump_due = False
         self._moment = inf
-        self._turns = _InstanceTurns(self, machine, model.name, model.weight) if shares_machine else None
+        self._turns = self._join(machine, model) if shares_machine else None
         if model.busy_s:
             for number in range(model.instances):
                 self.scheduler.instance_lost(number)
             self._agenda.at(model.busy_s, self._free)
+
+    def _join(self, machine: VirtualMachine, model: ItemModel) -> Turns:
+        """Take turns with the other models."""
+
+        def given() -> None:
+            turns.given()
+            self.pump()
+
+        member = machine.join(model.name, model.weight, 0.0, given, lambda live: turns.others_wait(live))
+        turns = Turns(member.ask, lambda again, background: member.release(again, None, background))
+        return turns
 
     def _free(self) -> None:
         """What came before is done."""
@@ -82,6 +94,7 @@ class VirtualItems:
     def _submit(self, life: SimulatedRequest, number: int) -> None:
         """Queue a request's items, all or none."""
         now, trace = self._agenda.now, life.request
+        life.read = now
         parts = _Parts(life, {f"{number}-{index}" for index in range(max(trace.items, 1))})
         for name in sorted(parts.names):
             item = Item(
@@ -156,19 +169,24 @@ class VirtualItems:
     def _start(self, batch: Batch, now: float) -> None:
         """Send a batch to its instance."""
         self._num_calls += 1
-        # One half to send it, and the other to take its results in.
-        there = self._front.work(now, self._front.cost.batch / 2) + self._hop
-        instance = self._instances[batch.instance]
+        instance, way = self._instances[batch.instance], self._times.way(len(batch.items), now)
+        if way is None:
+            # One half to send it, and the other to take its results in.
+            there = self._front.work(now, self._front.cost.batch / 2) + self._hop
+        else:
+            # How long one that was sent ahead was on its way is in the gap before it.
+            there = now if batch.ahead else now + way
         instance.sent.append(batch)
         self._agenda.at(there, lambda: self._reached(instance))
 
     def _reached(self, instance: "_Instance") -> None:
         """A batch is with its instance, which begins it as soon as it is done with those before."""
         instance.here += 1
-        if instance.running is None:
-            self._begin(instance)
+        self._begin(instance)
 
     def _begin(self, instance: "_Instance") -> None:
+        if instance.running is not None or not instance.here:
+            return
         now = self._agenda.now
         batch = instance.running = instance.sent.popleft()
         instance.here -= 1
@@ -191,9 +209,15 @@ class VirtualItems:
         seconds = now - instance.began
         outcome = BatchResult(seconds=seconds, idle=None if free_at == -inf else instance.began - free_at)
         instance.running, instance.free_at, began = None, now, instance.began
-        self._agenda.at(now + self._hop, lambda: self._heard(batch, outcome, began), last=True)
+        way = self._times.way(len(batch.items), now)
+        if way is None:
+            self._agenda.at(now + self._hop, lambda: self._heard(batch, outcome, began), last=True)
+        else:
+            # What the front had to do first is in it.
+            self._agenda.at(now + way, lambda: self._finish(batch, outcome, began), last=True)
         if instance.here:
-            self._begin(instance)
+            gap = self._times.gap(len(instance.sent[0].items), now)
+            self._agenda.at(now + gap, lambda: self._begin(instance))
 
     def _heard(self, batch: Batch, outcome: BatchResult, began: float) -> None:
         """The front has the results of a batch before it, after what else it was to do."""
@@ -217,6 +241,7 @@ class VirtualItems:
             life = parts.life
             life.batch_size = max(life.batch_size, count)
             if not parts.names:
+                life.computed = now
                 life.first = life.end = delivered
                 self.num_unfinished -= 1
 
@@ -246,38 +271,3 @@ class _Parts:
     def __init__(self, life: SimulatedRequest, names: set[str]) -> None:
         self.life = life
         self.names = names
-
-
-class _InstanceTurns:
-    """When a batch may leave, where models take turns; all instances share one."""
-
-    def __init__(self, model: VirtualItems, machine: VirtualMachine, name: str, weight: float) -> None:
-        self._model = model
-        self._holds = self._others_wait = False
-        self._member = machine.join(name, weight, 0.0, self._given, self._others_ask)
-
-    def allow(self, num_running: int, num_waiting: int, num_background: int) -> bool:
-        """Return whether a batch may leave now; if not, ask for a turn."""
-        waits, background = num_waiting + num_background > 0, not num_waiting
-        if self._holds:
-            if not self._others_wait:
-                return True
-            if not num_running:
-                self._holds = False
-                self._member.release(waits, None, background)
-        elif waits:
-            self._member.ask(background)
-        return False
-
-    def rest(self, num_running: int) -> None:
-        """No batch leaves now: if none runs either, give the turn back."""
-        if not num_running and self._holds:
-            self._holds = False
-            self._member.release(False, None, False)
-
-    def _given(self) -> None:
-        self._holds, self._others_wait = True, False
-        self._model.pump()
-
-    def _others_ask(self, live: bool) -> None:
-        self._others_wait = True

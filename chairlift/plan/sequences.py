@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -9,8 +10,10 @@ from math import ceil
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
 from chairlift.core.queue import QueueLimit
+from chairlift.core.sequences.calibration import Probe, ProbeStep, fitted, learn, steps_of
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult, Unservable, check_fits
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.turn import Turn
 from chairlift.plan.machine_profile import SequenceProfile
 from chairlift.plan.resampler import StepTimes, expected_seconds
 from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
@@ -22,8 +25,6 @@ _STOP, _WORD = 2, 3
 _TOKEN, _LAST = [_WORD], [_STOP]
 _STOPS = frozenset({_STOP})
 _PARAMS = SamplingParams(temperature=0, max_tokens=None)
-# What a worker that has a target times before it is ready: tokens, KV tokens and pairs of steps, as in `calibrate`.
-_CALIBRATION = ((16, 16, 136), (16, 16, 16), (16, 32, 32), (64, 1088, 67616), (1, 1089, 1089), (192, 192, 18528))
 _WAKES_LATE = 1e-3
 
 
@@ -63,7 +64,7 @@ class VirtualSequences:
         self._limits = {False: QueueLimit(model.max_waiting), True: QueueLimit(model.max_waiting)}
         self._num_waiting = {False: 0, True: 0}
         if config.target_itl_ms is not None or self._sheds:
-            self._calibrate(profile)
+            self._calibrate(config, profile, longest)
         self.shedder.limits = config.step_limits(profile.num_blocks, profile.block_size)
         self.shedder.stepped(0, 0, self.scheduler.coefficients, 0.0)
         self._lives: dict[str, SimulatedRequest] = {}
@@ -80,17 +81,39 @@ class VirtualSequences:
         self._reading: list[Sequence] = []
         self._kv_tokens = 0
         self._recount = False
-        self._turn = _WorkerTurn(self, machine, model.name, model.weight) if shares_machine else None
+        self._turn = self._join(machine, model) if shares_machine else None
 
         self._fits = partial(
             check_fits, max_model_len=longest, num_blocks=profile.num_blocks, block_size=profile.block_size
         )
 
-    def _calibrate(self, profile: SequenceProfile) -> None:
-        for tokens, read, pairs in _CALIBRATION:
-            if tokens <= profile.max_num_batched_tokens:
-                seconds = expected_seconds(profile, tokens, read, pairs)
-                self.scheduler.meter.model.observe(seconds, tokens, read, pairs)
+    def _calibrate(self, config: SequenceConfig, profile: SequenceProfile, max_model_len: int) -> None:
+        """Have the cost model learn from the steps that a worker times before it is ready."""
+
+        def timed(wanted: Probe) -> Iterator[tuple[ProbeStep, float]]:
+            probe = fitted(
+                wanted,
+                slots=config.slots,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                num_blocks=profile.num_blocks,
+                block_size=profile.block_size,
+            )
+            for step in () if probe is None else steps_of(probe):
+                yield step, expected_seconds(profile, step.tokens, step.kv_tokens, step.pairs)
+
+        learn(self.scheduler.meter.model, timed)
+
+    def _join(self, machine: VirtualMachine, model: SequenceModel) -> Turn:
+        """Take turns with the other models."""
+
+        def given() -> None:
+            turn.given()
+            self.listen()
+
+        member = machine.join(model.name, model.weight, self._hop, given, lambda live: turn.others_wait(live))
+        turn = Turn(member.ask, member.release)
+        return turn
 
     # The front
 
@@ -361,47 +384,3 @@ class VirtualSequences:
             self.shedder.ended(request_id, cut_off)
         self._limits[life.request.background].ended(now)
         self.num_unfinished -= 1
-
-
-class _WorkerTurn:
-    """A worker's side of taking turns: it asks when it has work, and gives way after a step if others wait."""
-
-    def __init__(self, worker: VirtualSequences, machine: VirtualMachine, name: str, weight: float) -> None:
-        self.live_waits = False
-        self._worker = worker
-        self._holds = self._others_wait = False
-        self._asked: bool | None = None  # for background requests only, or not
-        self._seconds = 0.0
-        self._member = machine.join(name, weight, machine.front.cost.hop, self._given, self._others_ask)
-
-    def want(self, background: bool) -> bool:
-        """Return whether a step may run, maybe for `background` requests only; if not, ask for a turn."""
-        if self._holds and background and self.live_waits:
-            self._over(background)
-        if not self._holds and (self._asked is None or (self._asked and not background)):
-            self._asked = background
-            self._member.ask(background)
-        return self._holds
-
-    def after_step(self, seconds: float, background: bool) -> None:
-        """Give way if others wait."""
-        self._seconds += seconds
-        if self._others_wait:
-            self._over(background)
-
-    def nothing_to_do(self, background: bool) -> None:
-        """Give the turn back; with background requests left, which had to yield, ask for another."""
-        if self._holds:
-            self._over(True if background else None)
-
-    def _given(self) -> None:
-        self._holds, self._asked, self._others_wait, self.live_waits = True, None, False, False
-        self._seconds = 0.0
-        self._worker.listen()
-
-    def _others_ask(self, live: bool) -> None:
-        self._others_wait, self.live_waits = True, live
-
-    def _over(self, again: bool | None) -> None:
-        self._holds, self._asked, self._others_wait, self.live_waits = False, again, False, False
-        self._member.release(again is not None, self._seconds, bool(again))

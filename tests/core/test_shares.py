@@ -108,14 +108,6 @@ def test_who_leaves_gives_its_turn_back():
         shares.ask("a", 1)
 
 
-def test_who_withdraws_is_passed_over():
-    shares = Shares({"a": 1})
-    shares.ask("a", 0)
-    shares.withdraw("a")
-    assert not shares.contended
-    assert shares.grant(0) is None
-
-
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
 def test_weights_must_be_positive(weight):
     with pytest.raises(ValueError, match="must be positive"):
@@ -182,7 +174,7 @@ def test_background_work_gets_a_turn_only_while_nobody_wants_one_for_live_work()
         assert not shares.contended_by_live
         shares.release("live", now + 1)
         shares.ask("live", now + 1)
-    shares.withdraw("live")
+    shares.leave("live", 9)
     assert {shares.grant(9), shares.release(shares.holder, 10), shares.grant(10)} == {None, "job", "other job"}
 
 

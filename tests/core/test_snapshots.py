@@ -108,8 +108,8 @@ def test_who_was_used_least_recently_gives_way_but_nobody_of_this_step() -> None
     assert pool.save(pool.place(sequence, 7)) == second
     assert pool.save(pool.place(sequence, 5)) is None, "it is kept already"
     pool.end_step(failed=False)
-    assert pool.num_held == 2
     assert pool.find(sequence, 1) == (7, second)
+    assert pool.find(sequence_of(7), 1) == (5, first), "what was behind 6 tokens gave way"
 
 
 def test_nothing_that_a_failed_step_touched_is_found() -> None:
@@ -121,6 +121,5 @@ def test_nothing_that_a_failed_step_touched_is_found() -> None:
     pool.save(pool.place(sequence, 13))
     assert pool.find(sequence, 2) == (9, kept), "it is copied before anybody starts"
     pool.end_step(failed=True)
-    assert pool.find(sequence, 5) == (5, 0)
-    assert pool.num_held == 1
+    assert pool.find(sequence, 5) == (5, 0), "nothing behind it is left"
     pool.check()

@@ -17,8 +17,6 @@ from chairlift.core.sequences.budget import FLOOR, LatencyBudget
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.messages import TurnOver, TurnWanted
-from chairlift.engine.sequences.worker import Turn
 from chairlift.errors import QueueFull
 from chairlift.runners.decoder.runner import DecoderRunner
 
@@ -315,22 +313,3 @@ def test_neither_takes_the_others_places_in_the_queue() -> None:
         assert await num_tokens(streams[1]) == 5
 
     with_client(test, max_waiting=2)
-
-
-def test_background_work_gives_its_turn_up_at_once_and_asks_again_for_more() -> None:
-    sent: list[Any] = []
-    turn = Turn(sent.append, shared=True)
-    assert not turn.want(background=True)
-    assert not turn.want(background=True)
-    assert not turn.want(background=False)
-    assert sent == [TurnWanted(True), TurnWanted(False)]
-    turn.given()
-    assert turn.want(background=True)
-    turn.others_wait(live=False)
-    assert turn.want(background=True), "the others want no more than the same"
-    turn.others_wait(live=True)
-    assert not turn.want(background=True)
-    assert sent[2:] == [TurnOver(True, 0.0, True)]
-    turn.others_wait(live=True)
-    assert not turn.want(background=True), "said of a turn that is over"
-    assert len(sent) == 3

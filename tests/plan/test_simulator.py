@@ -8,22 +8,24 @@ import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.sequences_virtual import Arrival, Machine, VirtualModel
+from support.sequences_virtual import Arrival, Machine, VirtualModel, VirtualRunner
 from support.simulated import COST, exact_calls, exact_profile, noisy_profile
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.cost import Coefficients
+from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.finished import ShedReason
 from chairlift.core.items.limits import BatchLimits
+from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.errors import ConfigError
+from chairlift.plan.agenda import Agenda
 from chairlift.plan.figures import Targets, report
 from chairlift.plan.items import ItemModel
 from chairlift.plan.machine_profile import FrontCost, SequenceProfile, StepDelay
-from chairlift.plan.sequences import SequenceModel
+from chairlift.plan.sequences import SequenceModel, VirtualSequences
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
-from chairlift.plan.virtual_machine import VirtualFront
+from chairlift.plan.virtual_machine import VirtualFront, VirtualMachine
 
 FRONT = FrontCost(
     request=3e-4,
@@ -88,6 +90,33 @@ def test_it_decides_as_the_engine_does(
         assert life.first == pytest.approx(real.first, abs=1e-9)
         assert life.end == pytest.approx(real.done, abs=1e-9)
         assert life.num_tokens == life.request.output_length
+
+
+@pytest.mark.parametrize(
+    ("config", "cost", "num_blocks", "num_steps"),
+    [
+        ({}, COST, 10_000, 11),
+        ({"max_num_seqs": 4, "max_num_batched_tokens": 8}, COST, 10_000, 11),
+        ({"max_model_len": 128}, COST, 10_000, 9),
+        ({}, COST, 2, 6),
+        ({}, COST._replace(step=0.2), 10_000, 3),
+    ],
+    ids=["all", "cut", "short contexts", "few blocks", "slow"],
+)
+def test_its_cost_model_begins_with_the_steps_that_a_worker_times(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], cost: Coefficients, num_blocks: int, num_steps: int
+) -> None:
+    served = model(exact_profile(cost, num_blocks=num_blocks), target_itl_ms=50.0, **config)
+    seen: list[tuple[float, ...]] = []
+    monkeypatch.setattr(CostModel, "observe", lambda self, *step: seen.append(step))
+    runner = VirtualRunner(Machine(cost, num_blocks=num_blocks), 0)
+    info = msgspec.structs.replace(runner.load(), max_model_len=served.config.max_model_len or 4096)
+    calibrate(CostModel(), runner, info, served.config.slots, served.config.max_num_batched_tokens)
+    timed = seen.copy()
+    seen.clear()
+    VirtualSequences(served, VirtualMachine(Agenda(), FrontCost()), "", shares_machine=False)
+    assert seen == timed
+    assert len(timed) == num_steps
 
 
 @settings(max_examples=60, deadline=None)

@@ -25,17 +25,25 @@ from chairlift.core.sequences.request import Request
 _PROMISED, _LIKELY = 0.98, 0.5
 # By how much one that comes later, or sooner, moves that, and how far it may move.
 _RATIO_STEP, _MOST_RATIO = 0.05, 8.0
-# What one that comes counts in the share that is refused lately, and the share from which a first token must be
-# promised; while nobody is refused, likely is enough.
-_LATELY, _SATURATED = 1 / 50, 0.3
-# Of the target, or of the other in seconds: too little to matter, whatever the ratio of expected and actual.
-_NEGLIGIBLE, _NEGLIGIBLE_SECONDS = 0.05, 0.1
+# Weight of each request that comes in the share that was refused lately.
+_LATELY = 1 / 50
+# From this share on a first token must be promised. While nobody is refused it need only be likely, and for shares in
+# between the bound lies between the two.
+_SATURATED = 0.3
+# A wait below this share of the target never matters, whatever the ratio of expected to actual.
+_NEGLIGIBLE = 0.05
+# Where there is no target, one below so many seconds.
+_NEGLIGIBLE_SECONDS = 0.1
 # Whoever waits is given up when likely to be later than the target by this: a little late is better than refused late.
 _HOPELESS = 1.1
-# Seconds for which a forecast is gone on with, and the share of the target if that is shorter. But making one takes up
-# to so many seconds for each that waits, and there are so many times as many before the next.
-_FRESH_SECONDS, _FRESH = 0.05, 0.025
-_ADMISSION_SECONDS, _REST = 3e-5, 10
+# A forecast is used for so many seconds.
+_FRESH_SECONDS = 0.05
+# It is used for this share of the target, if that is shorter.
+_FRESH = 0.025
+# Making one takes up to so many seconds for each request that waits.
+_ADMISSION_SECONDS = 3e-5
+# It is used for at least so many times as long as it took to make.
+_REST = 10
 # Sequences take different shares of their lengths' distribution, spread evenly (the golden ratio's multiples).
 _GOLDEN = 0.6180339887498949
 # What is known of so many ends is learned at the next forecast; of more, only the last.
@@ -249,7 +257,7 @@ class LoadShedder:
         return self._least_wait(now)
 
     def expected_of(self, request_id: str) -> float | None:
-        """Return the wait that was predicted for a request that has no token yet; None if nothing was."""
+        """Return the wait that was predicted for a request that has no token yet, None if nothing was; for tests."""
         return self._live[request_id].expected
 
     def foresee(self, request_ids: Collection[str], now: float) -> dict[str, Foreseen]:

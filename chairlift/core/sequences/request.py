@@ -111,11 +111,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """`stop` as a list, whatever form it was given in."""
         return _as_list(self.stop)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self.temperature == 0
-
 
 def check_stop(
     stop: str | list[str] | None,
@@ -350,31 +345,30 @@ def fan_out(
     if params.structured_outputs is not None or params.bad_words:
         # By now a grammar, and token ids.
         params = msgspec.structs.replace(params, structured_outputs=None, bad_words=None)
-    requests = []
-    for index in range(params.n):
-        one = params
-        if params.n > 1:
-            seed = None if params.seed is None else params.seed + index
-            one = msgspec.structs.replace(params, n=1, seed=seed)
-        requests.append(
-            Request(
-                id=request_id if params.n == 1 else f"{request_id}-{index}",
-                prompt_ids=prompt_ids,
-                params=one,
-                max_tokens=max_tokens,
-                arrival=arrival,
-                priority=priority,
-                stop_ids=stop_ids,
-                ignored_ids=ignored_ids,
-                cache_salt=cache_salt,
-                use_prefix_cache=use_prefix_cache,
-                background=background,
-                hold_updates=hold_updates,
-                grammar=grammar,
-                bad_word_ids=list(bad_word_ids),
-            )
-        )
-    return requests
+    request = Request(
+        id=request_id,
+        prompt_ids=prompt_ids,
+        params=params,
+        max_tokens=max_tokens,
+        arrival=arrival,
+        priority=priority,
+        stop_ids=stop_ids,
+        ignored_ids=ignored_ids,
+        cache_salt=cache_salt,
+        use_prefix_cache=use_prefix_cache,
+        background=background,
+        hold_updates=hold_updates,
+        grammar=grammar,
+        bad_word_ids=list(bad_word_ids),
+    )
+    return [request] if params.n == 1 else [_sample(request, index) for index in range(params.n)]
+
+
+def _sample(request: Request, index: int) -> Request:
+    """One of the samples that a request asks for, as a request of its own."""
+    seed = None if request.params.seed is None else request.params.seed + index
+    params = msgspec.structs.replace(request.params, n=1, seed=seed)
+    return msgspec.structs.replace(request, id=f"{request.id}-{index}", params=params)
 
 
 def possible_words(words: Iterable[list[int]], vocab_size: int) -> list[list[int]]:

@@ -32,11 +32,6 @@ class SnapshotPool:
         self._saving: dict[TextPlace, int] = {}
         self._busy: set[int] = set()
 
-    @property
-    def num_held(self) -> int:
-        """Snapshots that can be found."""
-        return sum(place is not None for place in self._place_of.values())
-
     def find(self, sequence: Sequence, num_blocks: int) -> tuple[int, int] | None:
         """The last place at most so many full blocks of a sequence, and what is behind them, where its state is kept.
 

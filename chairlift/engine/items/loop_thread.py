@@ -1,4 +1,7 @@
-"""One event loop in a thread of its own, for whoever must wait in the loop_thread of somebody else's program."""
+"""One event loop in a thread of its own, for whoever must wait inside somebody else's program.
+
+That is `@chairlift.batched`, called from plain code.
+"""
 
 import asyncio
 import atexit
@@ -16,7 +19,7 @@ class LoopThread:
         self.lock = threading.Lock()
         self._inbox: deque[Callable[[], None]] = deque()
         self._is_woken = False
-        self._thread = threading.Thread(target=self._run, name="chairlift loop_thread", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="chairlift loop", daemon=True)
         self._thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
@@ -45,30 +48,30 @@ class LoopThread:
 
 
 _lock = threading.Lock()
-_background: LoopThread | None = None
+_loop_thread: LoopThread | None = None
 
 
 def loop_thread() -> LoopThread:
-    """This process's loop_thread loop; a process that was forked has its own."""
-    global _background
-    found = _background
+    """This process's loop thread; a process that was forked has its own."""
+    global _loop_thread
+    found = _loop_thread
     if found is None:
         with _lock:
-            if _background is None:
-                _background = LoopThread()
-            found = _background
+            if _loop_thread is None:
+                _loop_thread = LoopThread()
+            found = _loop_thread
     return found
 
 
 def _begin_anew() -> None:
     """Forget what belongs to the process that was forked: its threads are not here, and its locks may be held."""
-    global _background, _lock
-    _background, _lock = None, threading.Lock()
+    global _loop_thread, _lock
+    _loop_thread, _lock = None, threading.Lock()
 
 
 def _stop() -> None:
-    if _background is not None:
-        _background.stop()
+    if _loop_thread is not None:
+        _loop_thread.stop()
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -5,14 +5,12 @@ It computes the batches that it is sent, one after the other, and sleeps in betw
 """
 
 import contextlib
-import gc
 import logging
-import os
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,9 +32,9 @@ from chairlift.engine.items.messages import (
     StopBatch,
 )
 from chairlift.engine.lifeline import Lifeline
-from chairlift.engine.worker_messages import Shutdown, load_failed
+from chairlift.engine.worker_main import run_worker
+from chairlift.engine.worker_messages import Shutdown
 from chairlift.errors import BadItem, InvalidRequest
-from chairlift.logs import start_logging
 from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
 from chairlift.runners.out_of_memory import is_out_of_memory, one_line, text_of
@@ -192,38 +190,22 @@ def _unsendable(values: dict[int, Any], what: str) -> dict[int, str]:
 
 def main(address: str, config_json: str) -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it has a process group of its own Ctrl-C reaches it, too
-    start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
     config = msgspec.json.decode(config_json, type=ItemConfig)
     # Only a user's own code may start processes.
-    line = Lifeline(guards=config.kind == "python")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.set_hwm(0)
-    socket.connect(address)
-    try:
-        runner = make_runner(config)
-        info = _load(runner, config)
-    except (Exception, SystemExit) as error:
-        log.debug("the model can't be loaded", exc_info=True)
-        socket.send(msgspec.msgpack.encode(load_failed(error)))
-        socket.close()
-        context.term()
-        return 1
-    # A full collection walks every object that the model's imports made, in the middle of somebody's batch.
-    gc.collect()
-    gc.freeze()
+    return run_worker(address, partial(_load, config), _serve, guards=config.kind == "python")
+
+
+def _serve(loaded: tuple[ItemRunner, ItemInfo], socket: "zmq.Socket[bytes]", line: Lifeline) -> None:
+    runner, info = loaded
     socket.send(msgspec.msgpack.encode(InstanceReady(info)))
     line.sent += 1
     ItemWorker(runner, info, socket, line).serve()
     runner.close()
-    socket.close(linger=0)
-    return 0
 
 
-def _load(runner: ItemRunner, config: ItemConfig) -> ItemInfo:
+def _load(config: ItemConfig) -> tuple[ItemRunner, ItemInfo]:
     """Load and warm up, with the batch sizes that will occur, as far as memory goes."""
+    runner = make_runner(config)
     info = runner.load()
     for size in config.warm_up_for(config.max_batch_size or info.max_batch_size or DEFAULT_MAX_BATCH_SIZE):
         try:
@@ -233,7 +215,7 @@ def _load(runner: ItemRunner, config: ItemConfig) -> ItemInfo:
                 raise
             log.warning("a batch of %d is too large for the memory there is: %s", size, one_line(error))
             break
-    return info
+    return runner, info
 
 
 if __name__ == "__main__":

@@ -6,12 +6,8 @@ machine is its own.
 """
 
 import contextlib
-import gc
-import logging
-import os
-import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 from socket import socketpair
 
 import msgspec
@@ -21,6 +17,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.live_settings import apply_settings
 from chairlift.core.sequences.standing import Standing
+from chairlift.core.sequences.turn import Turn
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import (
@@ -40,68 +37,14 @@ from chairlift.engine.sequences.messages import (
     TurnOver,
     TurnWanted,
 )
-from chairlift.engine.worker_messages import Shutdown, load_failed
-from chairlift.logs import start_logging
+from chairlift.engine.worker_main import run_worker
+from chairlift.engine.worker_messages import Shutdown
 from chairlift.runners.check_model import check_model
-
-log = logging.getLogger(__name__)
 
 # A step is overdue after so many times what it should take: the machine may swap, or have other work.
 _PATIENCE = 20
 # Messages are taken in for so many seconds between two steps, whoever sends how many. The others stay in the socket.
 _LISTENS_S = 0.01
-
-
-class Turn:
-    """Whether this worker may run a step now. It asks when it has work, and gives way after a step if others wait.
-
-    A worker that does not share the machine has the turn for ever.
-    """
-
-    def __init__(self, send: Callable[[TurnWanted | TurnOver], None], shared: bool) -> None:
-        self.holds = not shared
-        self._send = send
-        self._shared = shared
-        self._asked: TurnWanted | None = None
-        self._others_wait = False
-        self.live_waits = False
-        self._seconds = 0.0
-
-    def want(self, background: bool) -> bool:
-        """Return whether a step may run, maybe for `background` requests only; if not, ask for a turn.
-
-        Those give way at once to whoever waits with live ones.
-        """
-        if self.holds and background and self.live_waits:
-            self._over(TurnWanted(background))
-        if not self.holds and (self._asked is None or (self._asked.background and not background)):
-            self._asked = TurnWanted(background)
-            self._send(self._asked)
-        return self.holds
-
-    def given(self) -> None:
-        """The front gave the turn."""
-        self.holds, self._asked, self._others_wait, self.live_waits = True, None, False, False
-        self._seconds = 0.0
-
-    def others_wait(self, live: bool) -> None:
-        """Somebody else asked for it."""
-        self._others_wait, self.live_waits = True, live
-
-    def after_step(self, seconds: float, background: bool) -> None:
-        """Give way if others wait, after a step that took so long; what is left may be for the `background` only."""
-        self._seconds += seconds
-        if self._others_wait:
-            self._over(TurnWanted(background))
-
-    def nothing_to_do(self, background: bool) -> None:
-        """Give the turn back; with `background` requests left, which had to yield, ask for another."""
-        if self.holds and self._shared:
-            self._over(TurnWanted(background) if background else None)
-
-    def _over(self, again: TurnWanted | None) -> None:
-        self.holds, self._asked, self._others_wait, self.live_waits = False, again, False, False
-        self._send(TurnOver(again is not None, self._seconds, again is not None and again.background))
 
 
 class SequenceWorker:
@@ -115,7 +58,11 @@ class SequenceWorker:
         self._line = line
         self._step_timeout = step_timeout_s
         line.overdue = self._overdue
-        self._turn = Turn(self.send, shares_machine)
+        self._turn = Turn(
+            lambda background: self.send(TurnWanted(background)),
+            lambda again, seconds, background: self.send(TurnOver(again, seconds, background)),
+            shares_machine,
+        )
         self._decoder = msgspec.msgpack.Decoder(SequencesToWorker)
         self._encoder = msgspec.msgpack.Encoder()
         self._poller = zmq.Poller()
@@ -229,37 +176,25 @@ class SequenceWorker:
 
 def main(address: str, config_json: str, turns: str = "") -> int:
     """Load the model, say so, serve. Returns the process's exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it has a process group of its own Ctrl-C reaches it, too
-    start_logging(os.environ.get("CHAIRLIFT_LOG_LEVEL", "info"))
-    line = Lifeline()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.set_hwm(0)
-    socket.connect(address)
-    try:
-        config = msgspec.json.decode(config_json, type=SequenceConfig)
-        # What can't be served is refused before torch is loaded, which takes seconds.
-        check_model(config)
-        from chairlift.runners.decoder.runner import DecoderRunner
 
-        engine = Engine(config, DecoderRunner(config))
-    except (Exception, SystemExit) as error:
-        log.debug("the model can't be loaded", exc_info=True)
-        socket.send(msgspec.msgpack.encode(load_failed(error)))
-        socket.close()
-        context.term()
-        return 1
-    # A full collection walks every object that torch's import made: some 80 ms between two tokens.
-    gc.collect()
-    gc.freeze()
-    worker = SequenceWorker(engine, socket, line, config.step_timeout_s, shares_machine=turns == "turns")
-    line.phase = 1
-    worker.send(Ready(engine.info))
-    worker.run()
-    engine.close()
-    socket.close(linger=0)
-    return 0
+    def serve(loaded: tuple[SequenceConfig, Engine], socket: "zmq.Socket[bytes]", line: Lifeline) -> None:
+        config, engine = loaded
+        worker = SequenceWorker(engine, socket, line, config.step_timeout_s, shares_machine=turns == "turns")
+        line.phase = 1
+        worker.send(Ready(engine.info))
+        worker.run()
+        engine.close()
+
+    return run_worker(address, partial(_load, config_json), serve)
+
+
+def _load(config_json: str) -> tuple[SequenceConfig, Engine]:
+    config = msgspec.json.decode(config_json, type=SequenceConfig)
+    # What can't be served is refused before torch is loaded, which takes seconds.
+    check_model(config)
+    from chairlift.runners.decoder.runner import DecoderRunner
+
+    return config, Engine(config, DecoderRunner(config))
 
 
 if __name__ == "__main__":

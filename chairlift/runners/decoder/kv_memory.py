@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _GB = 2**30
 _DEFAULT_GB = 4
 _SHARE = 0.4
-# A request leaves up to three, where it parts from others, at its prompt's end and at its own, and conversations come
-# back after many others had their turn.
+# Snapshots kept for each slot. A request leaves up to three: where it parts from others, at its prompt's end and at its
+# own end. Conversations come back after many others had their turn.
 _SNAPSHOTS_A_SLOT = 64
 _SNAPSHOT_SHARE, _SNAPSHOT_PART = 0.1, 0.25
-# Of what requests take as they are expected, so many times is kept.
+# How many times the expected need of requests is kept.
 _KEPT = 2
 
 

@@ -67,5 +67,5 @@ class KvPages:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it has been supplied, or nothing can be."""
+        """Whether all of it has been supplied, or nothing can be; for tests."""
         return self._supply is None or self._library.chairlift_supply(self._supply, 0) >= self._num_blocks

@@ -16,7 +16,7 @@ from chairlift.runners.thread_starter import STARTER
 
 # Weight of the last one in what they usually take.
 _WEIGHT = 0.05
-# How many times as much it may be where it would be one too many, and so have to fail.
+# How many times as long it may take where setting it aside would be one too many, so that it would have to fail.
 _PATIENCE = 10
 # Seconds after which a follower that is not done fails, if its grammar takes long: since a thread began with it, and
 # with the time that it waited for its turn; and how many such grammars may be followed at once.

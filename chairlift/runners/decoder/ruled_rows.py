@@ -15,11 +15,11 @@ _MOST_WAIT, _WITH_OTHERS = 0.005, 0.2
 # Seconds that a step waits for one whose grammar takes long, where there is nothing else in the step: who comes
 # meanwhile waits as well.
 _MOST_WAIT_FOR_SLOW = 0.005
-# Sequences below which none is tried, as what is allowed is soon found and a trial in vain costs each a step, and all
-# are waited for.
+# With fewer sequences than this no token is tried: what is allowed is found soon, all are waited for, and a trial in
+# vain costs each of them a step.
 _FEW = 8
-# Part of a step that is spent on those that are soon done, of many sequences: done by another thread while the model
-# computes they cost three times as much, as all its threads wait for the one whose core is taken.
+# Share of a step that this thread spends on sequences that are soon done, where there are many. Another thread takes
+# three times as long for it while the model computes, as all the model's threads wait for the one whose core is taken.
 _HERE = 0.05
 # The same of what the thread of a pass does besides, half of which its other threads make up for.
 _IN_PASS = 0.1

@@ -1,1 +1,1 @@
-"""HTTP itself: the application, requests and their answers, errors, the documentation, and the short way."""
+"""HTTP itself: connections, requests and their answers, errors, keys, origins, TLS, the documentation."""

@@ -1,1 +1,1 @@
-"""Routes of models that answer in one call: embeddings, rerank, text-embeddings-inference, KServe predictions."""
+"""Routes of models that answer in one call: embeddings, pooling, rerank, text-embeddings-inference."""

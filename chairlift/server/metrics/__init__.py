@@ -1,1 +1,4 @@
-"""What Prometheus sees."""
+"""What a server counts and times.
+
+Metrics for Prometheus, and the last steps and calls for the timeline, the live page and the twin.
+"""

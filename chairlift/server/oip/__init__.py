@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2, with the extensions that Triton's clients use."""
+"""The Open Inference Protocol v2 over HTTP and gRPC, and KServe's v1 predictions."""
