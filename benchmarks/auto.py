@@ -70,8 +70,7 @@ def main() -> None:
             port = free_port()
             with running([*command, "--port", str(port)], port, ready, env, timeout=600):
                 target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-                warm_up = traffic("steps", args)[0][:WARM_UP]
-                replay(target, warm_up, "completions", PromptMaker(args.vocab, "warm-up"), 60.0)
+                warm_up(target, args)
                 for kind in args.traffics:
                     requests, phases = traffic(kind, args)
                     print(f"round {number}: {name}, {kind}", file=sys.stderr)
@@ -80,6 +79,13 @@ def main() -> None:
                     for row in rows(load, phases, Slo(args.target_ttft_ms, args.target_itl_ms)):
                         recording.add({"server": name, "round": number, "traffic": kind, **row})
     print(markdown(recording.results))
+
+
+def warm_up(target: Target, args: argparse.Namespace) -> None:
+    """Let the server allocate what it allocates late."""
+    arrivals = f"poisson:{args.rate:g}"
+    few = fitted(synthetic(Traffic(arrivals=arrivals, **LENGTHS), WARM_UP / args.rate), args.max_model_len)
+    replay(target, few[:WARM_UP], "completions", PromptMaker(args.vocab, "warm-up"), 60.0)
 
 
 def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], str, dict[str, str]]]:

@@ -37,13 +37,17 @@ class StepSample(msgspec.Struct, array_like=True, frozen=True):
 class CallSample(msgspec.Struct, array_like=True, frozen=True):
     """A call of a model of items as it was recorded: items, their computed size, and the seconds that it took.
 
-    Of a server's own traffic it is known when it began, in seconds from the first request's arrival.
+    Of a server's own traffic two more things are known. One is when it `began`, in seconds from the first request's
+    arrival: when it was sent, or if it was sent `ahead`, when the front heard of the end of the call before it. The
+    other is by how many seconds the way there and back made it longer than it took itself: its `lag`.
     """
 
     items: int
     computed: float
     seconds: float
     began: float | None = None
+    lag: float | None = None
+    ahead: bool = False
 
 
 class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):

@@ -204,7 +204,7 @@ def _resampler(
 
 
 class CallTimes:
-    """How long a model's calls take in a simulation; `within` and moments are as in `StepTimes`."""
+    """How long a model's calls take in a simulation, and what passes before and after them; else as `StepTimes`."""
 
     def __init__(self, profile: ItemProfile, rng: random.Random, within: float | None = None) -> None:
         self._call, self._size = profile.call, profile.size
@@ -217,19 +217,39 @@ class CallTimes:
             1.0,
             within,
         )
+        known = [call for call in calls if call.lag is not None]
+        self._ways = _lags([call for call in known if not call.ahead], rng, within)
+        self._gaps = _lags([call for call in known if call.ahead], rng, within)
 
     def fresh(self, rng: random.Random) -> "CallTimes":
         """Return times that begin anew, without the work of making them."""
         other = copy(self)
         other._ratios = self._ratios.fresh(rng)
+        other._ways = None if self._ways is None else self._ways.fresh(rng)
+        other._gaps = None if self._gaps is None else self._gaps.fresh(rng)
         return other
 
     def seconds(self, items: int, computed: float, now: float = 0.0) -> float:
         """Draw the seconds of a call that begins now."""
         return self._expected(computed) * self._ratios.draw(items, computed, now=now)
 
+    def way(self, items: int, now: float = 0.0) -> float | None:
+        """Draw the seconds from the front to an instance that waits, or back; None where that was not recorded."""
+        return None if self._ways is None else self._ways.draw(items, now=now) / 2
+
+    def gap(self, items: int, now: float = 0.0) -> float:
+        """Draw the seconds between a call that ends now and the next, which was sent ahead; 0 if none was recorded."""
+        return 0.0 if self._gaps is None else self._gaps.draw(items, now=now)
+
     def _expected(self, computed: float) -> float:
         return self._call + self._size * computed
+
+
+def _lags(calls: Sequence[CallSample], rng: random.Random, within: float | None) -> Resampler | None:
+    """What calls took beside their own time, if there are any."""
+    if not calls:
+        return None
+    return _resampler(calls, [(call.items,) for call in calls], [call.lag or 0.0 for call in calls], rng, 0.0, within)
 
 
 def thinned(profile: ProfileT, most: int) -> ProfileT:

@@ -13,13 +13,16 @@ class SimulatedRequest:
 
     `scheduled` is when it first ran. It has tokens `first` to `end`: in `spans` are the first and the last of the steps
     that gave it one each, several pairs if it had to pause. One that was `shed` ended without an answer at `shed_at`;
-    `refusal` says why one could never be served.
+    `refusal` says why one could never be served. A model of items has `read` it, and heard at `computed` of its last
+    item, which is before the answer is written: this is what a server itself notes of it.
     """
 
     request: TraceRequest
     model: str
     replica: int = 0
+    read: float | None = None
     scheduled: float | None = None
+    computed: float | None = None
     first: float | None = None
     end: float | None = None
     shed: ShedReason | None = None

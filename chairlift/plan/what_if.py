@@ -78,17 +78,13 @@ class SequenceQuestion(WhatIfQuestion, kw_only=True, tag="sequences"):
 
 
 class ItemQuestion(WhatIfQuestion, kw_only=True, tag="items"):
-    """Of a model that answers in one call, its limits, instances and calls. Sizes count where items are `sized`.
-
-    A request holds the front's thread for `front_s` seconds, where that is known.
-    """
+    """Of a model that answers in one call, its limits, instances and calls. Sizes count where items are `sized`."""
 
     limits: BatchLimits
     instances: int
     ahead: bool
     sized: bool
     calls: list[CallSample]
-    front_s: float = 0.0
 
 
 class Spread(msgspec.Struct, array_like=True):
@@ -138,6 +134,14 @@ class WhatIfAnswer(msgspec.Struct):
     now: Foretold
     changed: list[Foretold | None]
     cpu_s: float = 0.0
+
+
+class _Moments(NamedTuple):
+    """When a request came, had its first token, and ended."""
+
+    came: float
+    first: float
+    ended: float
 
 
 class _Lives(NamedTuple):
@@ -193,12 +197,18 @@ class _Twin:
         lives = [self._lives(run) for run in runs]
         if target is None:
             return Foretold(_figures(lives))
-        one = [self._requests(run)[target] for run in runs]
-        firsts = [each.ttft for each in one if each.ttft is not None]
-        totals = [each.e2e for each in one if each.e2e is not None]
-        whole = len(totals) == len(runs)
-        times = RequestTimes(fmean(firsts) if whole and firsts else None, fmean(totals) if whole and totals else None)
-        return Foretold(_figures(lives), times)
+        moments = [self._moments(self._requests(run)[target]) for run in runs]
+        told = [each for each in moments if each is not None]
+        if len(told) < len(runs):
+            return Foretold(_figures(lives), RequestTimes(None, None))
+        first = fmean(each.first - each.came for each in told)
+        return Foretold(_figures(lives), RequestTimes(first, fmean(each.ended - each.came for each in told)))
+
+    def _moments(self, life: SimulatedRequest) -> _Moments | None:
+        """When a request came, and had its first token and its end, as the server notes them; None if it had none."""
+        if life.first is None or life.end is None:
+            return None
+        return _Moments(life.request.arrival, life.first, life.end)
 
     def _requests(self, run: SimulatedRun) -> list[SimulatedRequest]:
         """Those that came, without what was put before them."""
@@ -206,14 +216,14 @@ class _Twin:
 
     def _lives(self, run: SimulatedRun) -> _Lives:
         requests = self._requests(run)
-        asked = [requests[index] for index in self._told]
-        done = [(each, each.first, each.end) for each in asked if each.first is not None and each.end is not None]
+        asked = [(requests[index], self._moments(requests[index])) for index in self._told]
+        done = [(each, moments) for each, moments in asked if moments is not None]
         return _Lives(
-            [each.request.arrival for each, _, _ in done],
-            [first for _, first, _ in done],
-            [end for _, _, end in done],
-            [each.request.items or each.num_tokens for each, _, _ in done],
-            [gap for each, _, _ in done for gap in run.token_gaps(each)],
+            [moments.came for _, moments in done],
+            [moments.first for _, moments in done],
+            [moments.ended for _, moments in done],
+            [each.request.items or each.num_tokens for each, _ in done],
+            [gap for each, _ in done for gap in run.token_gaps(each)],
             len(asked) - len(done),
         )
 
@@ -297,10 +307,6 @@ class _ItemTwin(_Twin):
         self._asked = question
         self._profile = item_profile("", question.calls)
         self._trace = item_trace(question.requests, question.sized)
-        # One half to read a request, and the other to answer it. What it keeps workers from is in the calls.
-        items = fmean(each.items for each in self._trace)
-        half = question.front_s / 2
-        self._front = msgspec.structs.replace(self._front, request=half, item=half / items)
         began = min((each.scheduled for each in question.requests if each.scheduled is not None), default=None)
         self._busy_s = 0.0 if began is None else max(began - question.requests[0].arrival, 0.0)
 
@@ -323,6 +329,13 @@ class _ItemTwin(_Twin):
             busy_s=self._busy_s,
         )
         return simulate([model], trace, front=self._front, replicas=change.replicas, seed=seed)
+
+    def _moments(self, life: SimulatedRequest) -> _Moments | None:
+        """The server counts from when it had read a request until it knew the answer, and what the front does for it
+        meanwhile is in the lags of the calls."""
+        if life.read is None or life.computed is None:
+            return None
+        return _Moments(life.read, life.computed, life.computed)
 
 
 def _figures(lives: Sequence[_Lives]) -> TrafficFigures:

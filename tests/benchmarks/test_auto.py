@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from chairlift.bench.completion_stream import Outcome
+from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo
 from chairlift.bench.load import Load
+from chairlift.plan.trace import TraceRequest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import auto
+import auto_rates
 
 SLO = Slo(1000, 100)
 
@@ -71,3 +73,33 @@ def test_fixed_settings_are_flags_that_there_are() -> None:
     for command, _, _ in auto.commands(arguments(vllm=None)).values():
         at = command.index("--dtype")
         assert settings_of("model", command[at:]).dtype == "bfloat16"
+
+
+def test_a_search_tells_by_how_much_higher_a_rate_the_tuner_holds() -> None:
+    found = {"auto": [4.0, 6.0], "defaults": [4.0, 4.0], "vLLM": [2.0, 3.0]}
+    runs = [{"server": server, "best_rate": rate} for server, rates in found.items() for rate in rates]
+    assert auto_rates._ratios({"runs": runs}) == ["- highest rate: `auto` 1.25 of defaults, 2.00 of vLLM"]
+    # Of one that held none in a round there is no ratio.
+    runs[-1]["best_rate"] = None
+    assert auto_rates._ratios({"runs": runs}) == ["- highest rate: `auto` 1.25 of defaults"]
+    runs[0]["best_rate"] = None
+    assert auto_rates._ratios({"runs": runs}) == []
+
+
+def test_a_rate_holds_while_95_percent_keep_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = auto_rates._parser().parse_args(["model", "--rate", "2", "--seconds", "10"])
+    trace = [TraceRequest(arrival=float(number), input_length=8, output_length=4) for number in range(1000)]
+
+    def served(target: Any, sent: list[TraceRequest], *rest: Any) -> Load:
+        rate, give_up = (len(sent) - 1) / sent[-1].arrival, rest[-1]
+        late = 2.0 if rate > 3.0 else 0.1
+        outcomes = [Outcome(each.arrival, each.arrival, each.arrival + late, [each.arrival + late], 1) for each in sent]
+        return Load(0.0, sent[-1].arrival, outcomes, 0.0, give_up(outcomes))
+
+    monkeypatch.setattr(auto_rates, "replay", served)
+    best, rows = auto_rates.find(Target.of("http://h:1", "m", {}), trace, args, "title")
+    assert best is not None and 3.0 / auto_rates.PRECISION < best <= 3.0
+    assert [row["rate"] for row in rows] == sorted(row["rate"] for row in rows)
+    assert {row["given_up"] for row in rows if row["rate"] > 3.1} == {True}
+    # At low rates a hundred come all the same.
+    assert all(row["requests"] >= 99 for row in rows)

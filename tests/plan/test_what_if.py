@@ -16,7 +16,7 @@ from chairlift.core.cost import CostModel, ExpertReads
 from chairlift.core.items.limits import BatchLimits
 from chairlift.plan.figures import Percentiles
 from chairlift.plan.items import ItemModel
-from chairlift.plan.machine_profile import FrontCost
+from chairlift.plan.machine_profile import CallSample
 from chairlift.plan.seen_traffic import SeenRequest, SeenStep, sequence_profile, step_samples
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
@@ -238,15 +238,16 @@ def test_what_could_never_be_served_counts_as_refused() -> None:
 
 
 def item_question(limits: BatchLimits, run: SimulatedRun, *changes: Change, **more: Any) -> ItemQuestion:
+    # As a server notes them: from when it had read one, until it knew the answer.
     requests = [
         SeenRequest(
-            life.request.arrival,
+            life.read or 0.0,
             life.request.input_length * life.request.items,
             life.request.items,
             answered=True,
             scheduled=life.scheduled,
-            first=life.end,
-            ended=life.end,
+            first=life.computed,
+            ended=life.computed,
         )
         for life in run.requests
     ]
@@ -285,27 +286,32 @@ def test_items_have_a_twin_too() -> None:
     assert (urgent.target.total_s or 0.0) < 0.5 * (found.now.target.total_s or 0.0)
 
 
-def test_what_the_front_takes_and_what_came_before_are_in_the_twin() -> None:
-    profile, limits = exact_calls(0.05, 1e-3), BatchLimits(max_batch_size=4)
-    trace = [TraceRequest(arrival=each.arrival, input_length=8, items=2) for each in traffic(80, rate=20.0)]
-    # Each request has two items: it holds the front for as long before as after.
-    front = FrontCost(request=0.012, item=0.006)
+def test_the_ways_of_calls_and_what_came_before_are_in_the_twin() -> None:
+    bare, limits = exact_calls(0.05, 1e-3), BatchLimits(max_batch_size=4)
+    # By turns sent to an instance that waited, and ahead.
+    calls = [
+        msgspec.structs.replace(call, lag=0.01 if ahead else 0.04, ahead=ahead)
+        for call in bare.calls
+        for ahead in (False, True)
+    ]
+    profile = msgspec.structs.replace(bare, calls=calls)
+    trace = [TraceRequest(arrival=each.arrival, input_length=8, items=2) for each in traffic(80, rate=15.0)]
 
-    def off(question: ItemQuestion) -> float:
+    def off(busy_s: float, told_busy_s: float, calls: list[CallSample]) -> float:
+        run = simulate([ItemModel(limits, profile, busy_s=busy_s)], trace)
+        question = msgspec.structs.replace(item_question(limits, run), calls=calls)
+        # A server notes when a batch left.
+        first = question.requests[0]
+        question.requests[0] = msgspec.structs.replace(first, scheduled=first.arrival + told_busy_s)
         found = told(question)
         assert found.measured.latency is not None
         assert found.now.figures.latency is not None
         return found.now.figures.latency.p50 / found.measured.latency.p50 - 1
 
-    run = simulate([ItemModel(limits, profile)], trace, front=front)
-    assert off(item_question(limits, run, front_s=0.024)) == pytest.approx(0.0, abs=0.03)
-    assert off(item_question(limits, run)) < -0.1
-    run = simulate([ItemModel(limits, profile, busy_s=2.0)], trace, front=front)
-    question = item_question(limits, run, front_s=0.024)
-    assert off(question) == pytest.approx(0.0, abs=0.03)
-    first = question.requests[0]
-    question.requests[0] = msgspec.structs.replace(first, scheduled=first.arrival)
-    assert off(question) < -0.5
+    assert off(0.0, 0.0, calls) == pytest.approx(0.0, abs=0.03)
+    assert off(0.0, 0.0, bare.calls) < -0.1
+    assert off(2.0, 2.0, calls) == pytest.approx(0.0, abs=0.03)
+    assert off(2.0, 0.0, calls) < -0.5
 
 
 def test_what_steps_of_experts_cost_is_what_all_of_them_take() -> None:

@@ -21,7 +21,6 @@ from chairlift.engine.sequences.messages import EngineStats
 from chairlift.errors import Unavailable
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer, answer
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.metrics.front_clock import FrontClock
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
 from chairlift.server.models import seen
@@ -249,6 +248,9 @@ def test_a_forecast_is_for_whoever_may_see_the_load_of_all(keys: str, here: list
         open_to_all = past(host="0.0.0.0")
         refused = await ask(open_to_all, client="10.0.0.7")
         assert (refused.status, refused.error["code"]) == (403, "not_local")
+        for page in ({"origin": "https://elsewhere.example"}, {"sec-fetch-site": "cross-site"}):
+            refused = await ask(past(allowed_origins=("*",)), **page)
+            assert (refused.status, refused.error["code"]) == (403, "cross_origin")
 
     run(go)
 
@@ -356,27 +358,22 @@ def test_models_that_answer_in_one_call_have_forecasts_of_their_own(here: list[A
     run(go)
 
 
-def test_what_requests_take_of_the_front_is_known_where_no_texts_are_written() -> None:
+def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
     async def go() -> None:
         front = Front()
         service, _ = embedder()
         front.models.add(service)
-        clock = service.metrics.front = FrontClock()
-
-        async def ask_some() -> float:
-            began = clock.now()
-            for _ in range(25):
-                await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
-            question = seen.lately(seen.past_of(service), [])
-            assert isinstance(question, ItemQuestion)
-            most = clock.now().held_s - began.held_s
-            assert 0 <= question.front_s <= most
-            return question.front_s
-
-        assert await ask_some() > 0
-        assert clock.requests == 25
-        clock.steps += 1
-        assert await ask_some() == 0
+        for _ in range(25):
+            await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
+        kept = [call for call in service.metrics.calls if call.seconds > 0]
+        service.metrics.calls.append(kept[-1]._replace(started=kept[-1].ended, ended=kept[-1].ended + 3.0, ahead=True))
+        question = seen.lately(seen.past_of(service), [])
+        assert isinstance(question, ItemQuestion)
+        (*lags, last), first = [(each.lag, each.ahead) for each in question.calls], question.calls[0]
+        assert lags == [(pytest.approx(each.ended - each.started - each.seconds), False) for each in kept]
+        assert last == (pytest.approx(3.0 - kept[-1].seconds), True)
+        assert all(lag >= 0 for lag, _ in lags)
+        assert first.lag is not None
 
     run(go)
 

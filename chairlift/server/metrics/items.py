@@ -23,7 +23,6 @@ from chairlift.server.metrics.families import (
     labelled,
     simple,
 )
-from chairlift.server.metrics.front_clock import FrontClock, FrontMoment
 
 _RATIOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -35,8 +34,9 @@ _MOST_CALLS = 2**14
 class RecentCall(NamedTuple):
     """What is kept of a call: when it began, on CLOCK_MONOTONIC, its seconds, where it ran, what it held.
 
-    `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. `front`
-    is what the front had done by then. It was over at `ended`, and `first` is the id of its first item.
+    `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. The front
+    heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` began when the front
+    heard of the end of the one before it.
     """
 
     started: float
@@ -47,10 +47,10 @@ class RecentCall(NamedTuple):
     waiting: int
     failure: Failure | None
     computed: float = 0.0
-    front: FrontMoment | None = None
     ended: float = 0.0
     first: str = ""
     background: bool = False
+    ahead: bool = False
 
 
 class InferenceCounts:
@@ -86,7 +86,6 @@ class ItemMetrics:
     def __init__(self, model: str, dispatcher: Dispatcher) -> None:
         self.model = model
         self.ready = False
-        self.front: FrontClock | None = None
         self.counts = InferenceCounts()
         self.calls: deque[RecentCall] = deque(maxlen=_MOST_CALLS)
         self._dispatcher = dispatcher
@@ -109,8 +108,6 @@ class ItemMetrics:
     def on_answers(self, answers: Sequence[Answer], background: bool = False) -> None:
         """Count a request that was answered, and its items; how long background ones waited would hide all others."""
         self._finished["done"] += 1
-        if self.front is not None:
-            self.front.requests += 1
         self._answered += len(answers)
         self.counts.on_answers(answers)
         for answer in () if background else answers:
@@ -119,8 +116,6 @@ class ItemMetrics:
     def on_failure(self, error: BaseException) -> str:
         """Count a request that was not; return how it ended."""
         self.counts.failed += 1
-        if self.front is not None:
-            self.front.requests += 1
         match error:
             case QueueFull():
                 outcome = "shed"
@@ -142,9 +137,8 @@ class ItemMetrics:
             return
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
         size, computed, failure = batch.size, batch.computed, outcome.failure
-        front = None if self.front is None else self.front.now()
         first, ended = batch.items[0], time.monotonic()
-        held = count, size, waiting, failure, computed, front, ended, first.id, first.background
+        held = count, size, waiting, failure, computed, ended, first.id, first.background, batch.ahead
         self.calls.append(RecentCall(batch.started, outcome.seconds, batch.instance, *held))
         self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)
@@ -191,7 +185,7 @@ class ItemMetrics:
         rows = (
             ("worker_restarts", "Workers started after one died.", self._dispatcher.restarts),
             ("items_answered", "Items that got their results.", self._answered),
-            ("bisections", "Failed batches that were split to find the culprit.", scheduler.num_bisections),
+            ("bisections", "Failed batches that were split to find the item at fault.", scheduler.num_bisections),
             ("batch_predicted_seconds", "Time of calls that the cost model foresaw.", self._predicted_seconds),
             ("batch_timed_seconds", "Time that those calls took.", self._timed_seconds),
         )

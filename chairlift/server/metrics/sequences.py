@@ -24,7 +24,6 @@ from chairlift.server.metrics.families import (
     labelled,
     simple,
 )
-from chairlift.server.metrics.front_clock import FrontClock
 
 # Those of live requests.
 WAITING_REASONS = [
@@ -84,7 +83,6 @@ class SequenceMetrics:
 
     def __init__(self, model: str, engine: ObservedEngine) -> None:
         self.model = model
-        self.front: FrontClock | None = None
         self.time_to_first_token = Histogram(LONG)
         self.inter_token = Histogram(SHORT)
         self.end_to_end = Histogram(LONG)
@@ -120,8 +118,6 @@ class SequenceMetrics:
         self._hit += stats.prefix_hit_tokens - previous.prefix_hit_tokens
         self._previous = stats
         if stats.step_requests:
-            if self.front is not None:
-                self.front.steps += 1
             self._step_requests.observe(stats.step_requests)
             self._step_tokens.observe(stats.step_tokens)
             self._step_seconds.observe(stats.step_seconds)

@@ -9,7 +9,6 @@ import msgspec
 from chairlift.config.items import ItemConfig
 from chairlift.config.settings import ServedModel, Settings
 from chairlift.errors import ConfigError, InvalidRequest, RequestFailed, Unavailable, UnsupportedModel
-from chairlift.server.metrics.front_clock import FrontClock
 from chairlift.server.models.host import Host
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ class HostLoader:
         self._models, self._config = settings.models, settings.server
         self._host = host
         self._recorder, self._spans = recorder, spans
-        self._front = FrontClock()
         self._by_service: dict[Service, Host] = {}
 
     def begin(self) -> list[Host]:
@@ -51,7 +49,6 @@ class HostLoader:
 
     def _adopt(self, host: Host, service: "Service") -> "Service":
         service.spans = self._spans
-        service.metrics.front = self._front
         if self._recorder is not None:
             service.recorders.append(self._recorder)
         self._by_service[service] = host

@@ -16,6 +16,7 @@ from chairlift.plan.seen_traffic import SeenRequest, SeenStep, quiet_moment
 from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import ApiError
+from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import Sample, SequenceService
@@ -225,8 +226,7 @@ def _question(
         "target": target,
     }
     if isinstance(past.of, ItemQuestion):
-        calls, front_s = _calls(past.steps, window.kept), _front_seconds(past.steps, window.kept)
-        return msgspec.structs.replace(past.of, calls=calls, front_s=front_s, **asked)
+        return msgspec.structs.replace(past.of, calls=_calls(past.steps, window.kept), **asked)
     steps = [
         SeenStep(step.ended, step.seconds, step.requests, step.tokens, step.running, step.kv_blocks_used)
         for step in _last(past.steps, window.kept)
@@ -246,32 +246,21 @@ def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
     return found[::-1]
 
 
-def _calls(calls: Sequence[Any], kept: Sequence[_Kept]) -> list[CallSample]:
+def _lag(call: RecentCall) -> float:
+    """By how many seconds a call was longer for the front than it took itself."""
+    return max(call.ended - call.started - call.seconds, 0.0)
+
+
+def _calls(calls: Sequence[RecentCall], kept: Sequence[_Kept]) -> list[CallSample]:
     """The last calls that succeeded, in the order in which they began."""
     first = kept[0].seen.arrival if kept else 0.0
     timed = (each for each in reversed(calls) if each.failure is None and each.seconds > 0)
     found = [
-        CallSample(each.items, each.computed or each.size, each.seconds, each.started - first)
+        CallSample(each.items, each.computed or each.size, each.seconds, each.started - first, _lag(each), each.ahead)
         for each in islice(timed, _MOST_STEPS)
     ]
     _check_samples(found, "calls")
     return sorted(found, key=attrgetter("began"))
-
-
-def _front_seconds(calls: Sequence[Any], kept: Sequence[_Kept]) -> float:
-    """For how long a request held the front's thread while these were there; 0 if that is not known.
-
-    Nor is it where texts were written meanwhile, which takes as much of it.
-    """
-    first = kept[0].seen.arrival if kept else 0.0
-    moments = [call.front for call in calls if call.front is not None and call.started >= first]
-    if not moments:
-        return 0.0
-    begin, end = moments[0], moments[-1]
-    requests = end.requests - begin.requests
-    if requests < LEAST_ANSWERED or end.steps > begin.steps:
-        return 0.0
-    return float((end.held_s - begin.held_s) / requests)
 
 
 def _of_sequences(service: SequenceService) -> SequenceQuestion:
