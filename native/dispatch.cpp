@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #if defined(__linux__)
@@ -89,6 +90,16 @@ double seconds_of_product(const Kernels &kernels) {
     return least;
 }
 
+// What becomes of a call.
+template <typename Call> Status status_of(Call call) {
+    try {
+        call();
+    } catch (const std::bad_alloc &) {
+        return {true};
+    }
+    return {false};
+}
+
 } // namespace
 
 // Which of two sets of kernels multiplies bfloat16 faster here: the second only if it is so by a sixth, so that the
@@ -118,29 +129,33 @@ EXPORT int32_t chairlift_layout(const Field **fields) {
     return sizeof LAYOUT / sizeof *LAYOUT;
 }
 
-EXPORT void chairlift_rms_norm(const void *x, void *residual, const void *weight, int32_t weight_dtype, void *out,
-                               int64_t rows, int64_t dim, float eps, int32_t dtype) {
-    chosen->kernels->rms_norm(x, residual, Norm{weight, weight_dtype}, out, rows, dim, eps, dtype);
+EXPORT Status chairlift_rms_norm(const void *x, void *residual, const void *weight, int32_t weight_dtype, void *out,
+                                 int64_t rows, int64_t dim, float eps, int32_t dtype) {
+    return status_of([&] {
+        chosen->kernels->rms_norm(x, residual, Norm{weight, weight_dtype}, out, rows, dim, eps, dtype);
+    });
 }
 
-EXPORT void chairlift_gate(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation,
-                           int32_t dtype) {
-    chosen->kernels->gate(gate_up, out, rows, dim, activation, dtype);
+EXPORT Status chairlift_gate(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation,
+                             int32_t dtype) {
+    return status_of([&] { chosen->kernels->gate(gate_up, out, rows, dim, activation, dtype); });
 }
 
-EXPORT void chairlift_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
-                                     const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms *norms,
-                                     int64_t tokens, const Heads *heads, int32_t dtype) {
-    chosen->kernels->rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, *norms, tokens, *heads,
-                                    dtype);
+EXPORT Status chairlift_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
+                                       const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms *norms,
+                                       int64_t tokens, const Heads *heads, int32_t dtype) {
+    return status_of([&] {
+        chosen->kernels->rope_and_write(qkv, q_out, cos_sin, positions, slots, k_cache, v_cache, *norms, tokens, *heads,
+                                        dtype);
+    });
 }
 
-EXPORT void chairlift_attention(const void *q, void *out, const void *k_cache, const void *v_cache,
-                                const int32_t *query_start, const int32_t *context_len, const int32_t *block_tables,
-                                int64_t table_stride, int32_t num_seqs, const Heads *heads, const float *sinks,
-                                int32_t dtype) {
+EXPORT Status chairlift_attention(const void *q, void *out, const void *k_cache, const void *v_cache,
+                                  const int32_t *query_start, const int32_t *context_len, const int32_t *block_tables,
+                                  int64_t table_stride, int32_t num_seqs, const Heads *heads, const float *sinks,
+                                  int32_t dtype) {
     const Batch batch{query_start, context_len, block_tables, table_stride, num_seqs};
-    chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, sinks, dtype);
+    return status_of([&] { chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, sinks, dtype); });
 }
 
 // What the selected kernels know of a format; null if there is none of this id.
@@ -149,52 +164,52 @@ EXPORT const FormatInfo *chairlift_format(int32_t format) {
     return format >= 0 && format < kernels.num_formats ? kernels.formats + format : nullptr;
 }
 
-EXPORT void chairlift_pack(const void *weight, const void *bias, const Weight *packed, int32_t dtype) {
-    chosen->kernels->pack(weight, bias, *packed, dtype);
+EXPORT Status chairlift_pack(const void *weight, const void *bias, const Weight *packed, int32_t dtype) {
+    return status_of([&] { chosen->kernels->pack(weight, bias, *packed, dtype); });
 }
 
-EXPORT void chairlift_linear(const void *x, int64_t rows, const Weight *weight, void *out, int32_t floats,
-                             int32_t dtype) {
-    chosen->kernels->linear(x, rows, *weight, out, floats, dtype);
+EXPORT Status chairlift_linear(const void *x, int64_t rows, const Weight *weight, void *out, int32_t floats,
+                               int32_t dtype) {
+    return status_of([&] { chosen->kernels->linear(x, rows, *weight, out, floats, dtype); });
 }
 
-EXPORT void chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *const *allowed,
-                           int64_t most, int64_t *index, float *value, int32_t dtype) {
-    chosen->kernels->best(x, rows, *weight, allowed, most, index, value, dtype);
+EXPORT Status chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *const *allowed,
+                             int64_t most, int64_t *index, float *value, int32_t dtype) {
+    return status_of([&] { chosen->kernels->best(x, rows, *weight, allowed, most, index, value, dtype); });
 }
 
-EXPORT void chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {
-    chosen->kernels->embed(ids, rows, *head, out, dtype);
+EXPORT Status chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {
+    return status_of([&] { chosen->kernels->embed(ids, rows, *head, out, dtype); });
 }
 
-EXPORT void chairlift_decode(const Decoder *decoder, const Pass *pass, void *hidden) {
-    chosen->kernels->decode(*decoder, *pass, hidden);
+EXPORT Status chairlift_decode(const Decoder *decoder, const Pass *pass, void *hidden) {
+    return status_of([&] { chosen->kernels->decode(*decoder, *pass, hidden); });
 }
 
-EXPORT void chairlift_encode(const Encoder *encoder, const Texts *texts, float *out) {
-    chosen->kernels->encode(*encoder, *texts, out);
+EXPORT Status chairlift_encode(const Encoder *encoder, const Texts *texts, float *out) {
+    return status_of([&] { chosen->kernels->encode(*encoder, *texts, out); });
 }
 
-EXPORT void chairlift_draw(const float *logits, int64_t rows, int64_t vocab, const Draws *draws, int64_t *ids) {
-    chosen->kernels->draw(logits, rows, vocab, *draws, ids);
+EXPORT Status chairlift_draw(const float *logits, int64_t rows, int64_t vocab, const Draws *draws, int64_t *ids) {
+    return status_of([&] { chosen->kernels->draw(logits, rows, vocab, *draws, ids); });
 }
 
-EXPORT void chairlift_highest(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values) {
-    chosen->kernels->highest(logits, rows, vocab, ids, values);
+EXPORT Status chairlift_highest(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values) {
+    return status_of([&] { chosen->kernels->highest(logits, rows, vocab, ids, values); });
 }
 
-EXPORT void chairlift_causal_conv(const StateSpans *spans, const Convolution *conv, int32_t dtype) {
-    chosen->kernels->causal_conv(*spans, *conv, dtype);
+EXPORT Status chairlift_causal_conv(const StateSpans *spans, const Convolution *conv, int32_t dtype) {
+    return status_of([&] { chosen->kernels->causal_conv(*spans, *conv, dtype); });
 }
 
-EXPORT void chairlift_gated_delta(const StateSpans *spans, const DeltaRule *rule, int32_t dtype) {
-    chosen->kernels->gated_delta(*spans, *rule, dtype);
+EXPORT Status chairlift_gated_delta(const StateSpans *spans, const DeltaRule *rule, int32_t dtype) {
+    return status_of([&] { chosen->kernels->gated_delta(*spans, *rule, dtype); });
 }
 
-EXPORT void chairlift_mamba2(const StateSpans *spans, const Mamba2 *mamba, int32_t dtype) {
-    chosen->kernels->mamba2(*spans, *mamba, dtype);
+EXPORT Status chairlift_mamba2(const StateSpans *spans, const Mamba2 *mamba, int32_t dtype) {
+    return status_of([&] { chosen->kernels->mamba2(*spans, *mamba, dtype); });
 }
 
-EXPORT void chairlift_exclude_tokens(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed) {
-    chosen->kernels->exclude(logits, rows, vocab, allowed);
+EXPORT Status chairlift_exclude_tokens(float *logits, int64_t rows, int64_t vocab, const uint32_t *const *allowed) {
+    return status_of([&] { chosen->kernels->exclude(logits, rows, vocab, allowed); });
 }

@@ -302,7 +302,7 @@ template <typename T> void encode(const Encoder &encoder, const Texts &texts, fl
         for (size_t i = team.take(); i < micro_batches.all.size(); i = team.take()) {
             Barrier barrier;
             Counter counter;
-            Team alone{0, 1, &barrier, &counter};
+            Team alone{0, 1, &barrier, &counter, team.refused};
             EncoderPass<T>(encoder, texts, micro_batches.all[i], workspaces[team.thread], alone).run(out);
         }
     });

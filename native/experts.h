@@ -24,11 +24,12 @@ class Routes {
         return all + std::min<int64_t>(experts.count, all) * (ROW_BLOCK - 1);
     }
 
+    // Of all that `group` takes, as nothing may be refused in the middle of a pass.
     void reserve(const Experts &layer, int64_t rows) {
-        const size_t all = rows * layer.chosen;
-        if (experts.size() < all) experts.resize(all), shares.resize(all), places.resize(all);
-        if (sources.size() < size_t(most_places(layer, rows))) sources.resize(most_places(layer, rows));
-        if (counts.size() < size_t(layer.count)) counts.resize(layer.count);
+        const size_t all = rows * layer.chosen, groups = std::min<size_t>(layer.count, all);
+        grow(experts, all), grow(shares, all), grow(places, all);
+        grow(sources, most_places(layer, rows)), grow(counts, layer.count);
+        tiles.reserve(groups, all / TILE_ROWS + groups);
         chosen = layer.chosen;
     }
 
@@ -56,6 +57,11 @@ class Routes {
             places[i] = counts[experts[i]]++;
             sources[places[i]] = i / chosen;
         }
+    }
+
+  private:
+    template <typename Number> static void grow(std::vector<Number> &numbers, size_t count) {
+        if (numbers.size() < count) numbers.resize(count);
     }
 };
 

@@ -29,6 +29,11 @@ struct TileList {
 
     void clear() { first.clear(), rows.clear(), begin.clear(), weight.clear(); }
 
+    // Makes room for so many groups and, in all of them, tiles.
+    void reserve(size_t groups, size_t tiles) {
+        first.reserve(tiles), rows.reserve(tiles), begin.reserve(groups + 1), weight.reserve(groups);
+    }
+
     // One more group: `count` rows from `place` on, which are multiplied with weight number `which`.
     void add_group(int64_t which, int64_t place, int64_t count) {
         weight.push_back(which);
@@ -104,9 +109,10 @@ class Scratch {
     char *reserve(int64_t wanted) {
         if (wanted > size) {
             std::free(bytes);
-            size = rounded_up(wanted, 4096);
-            bytes = static_cast<char *>(std::aligned_alloc(64, size));
+            size = 0;
+            bytes = static_cast<char *>(std::aligned_alloc(64, rounded_up(wanted, 4096)));
             if (!bytes) throw std::bad_alloc();
+            size = rounded_up(wanted, 4096);
         }
         return bytes;
     }
@@ -405,7 +411,7 @@ void product(const Rows &x, const Tiles &tiles, const Weight &weight, const AnyE
     with_format(weight, [&](auto format) {
         using Format = decltype(format);
         if constexpr (MicroKernel<Format>::PATH != nullptr && TAKES<Format, typename AnyEpilogue::Type>)
-            product_of<Format>(x, tiles, weight, epilogue, team);
+            team.attempt([&] { product_of<Format>(x, tiles, weight, epilogue, team); });
     });
 }
 

@@ -231,6 +231,11 @@ struct Mamba2 {
     int64_t x_stride, b_stride, c_stride, heads, groups, head_dim, state_dim;
 };
 
+// What a function of the library comes to, as nothing may be thrown out of it.
+struct Status {
+    int32_t out_of_memory;  // what it was to make is worth nothing
+};
+
 struct Kernels {
     void (*rms_norm)(const void *x, void *residual, const Norm &norm, void *out, int64_t rows, int64_t dim, float eps,
                      int32_t dtype);

@@ -241,6 +241,9 @@ constexpr Field LAYOUT[] = {
     FIELD(Draws, top_k),
     FIELD(Draws, uniform),
     FIELD(Draws, count),
+
+    STRUCTURE(Status),
+    FIELD(Status, out_of_memory),
 };
 
 #undef STRUCTURE

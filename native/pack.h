@@ -14,14 +14,16 @@ inline int64_t output_at(const Weight &weight, int64_t panel, int64_t i) {
 // Packs into zeroed memory.
 template <typename T> void pack(const T *weight, const T *bias, const Weight &packed) {
     with_format(packed, [&](auto format) {
-#pragma omp parallel for schedule(static) if (packed.out_features * packed.in_features >= PARALLEL_PRODUCTS)
-        for (int64_t panel = 0; panel < packed.panels(); panel++)
-            for (int64_t i = 0; i < PANEL; i++) {
-                const int64_t output = output_at(packed, panel, i);
-                if (output < 0) continue;
-                if (bias) const_cast<float *>(packed.bias)[panel * PANEL + i] = widen(bias[output]);
-                format.pack(weight + output * packed.in_features, packed, panel, i);
-            }
+        with_team(packed.out_features * packed.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
+            const Range mine = team.share(packed.panels());
+            for (int64_t panel = mine.begin; panel < mine.end; panel++)
+                for (int64_t i = 0; i < PANEL; i++) {
+                    const int64_t output = output_at(packed, panel, i);
+                    if (output < 0) continue;
+                    if (bias) const_cast<float *>(packed.bias)[panel * PANEL + i] = widen(bias[output]);
+                    format.pack(weight + output * packed.in_features, packed, panel, i);
+                }
+        });
     });
 }
 

@@ -19,9 +19,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -134,20 +135,22 @@ void end(Supply &supply) {
 
 // Begins to supply `count` arrays, of which each has `num_blocks` blocks of so many bytes from its address on, `span`
 // blocks at a time, as far as they are wanted; what is wanted but the last `lead` blocks is urgent. All else comes once
-// some were wanted, while it is later than `busy_until`. Returns what the others take; null if no thread can be started.
+// some were wanted, while it is later than `busy_until`. Returns what the others take; null if memory or a thread is
+// refused.
 EXPORT void *chairlift_begin_supply(const uint64_t *addresses, const int64_t *block_bytes, int64_t count,
                                     int64_t num_blocks, int64_t span, int64_t lead,
                                     const volatile int64_t *busy_until) {
-    auto supply = std::make_unique<Supply>();
-    for (int64_t i = 0; i < count; i++) supply->arrays.push_back({addresses[i], block_bytes[i]});
+    std::unique_ptr<Supply> supply(new (std::nothrow) Supply);
+    if (!supply) return nullptr;
     supply->num_blocks = num_blocks;
     supply->span = span;
     supply->lead = lead;
     supply->busy_until = busy_until;
     try {
+        for (int64_t i = 0; i < count; i++) supply->arrays.push_back({addresses[i], block_bytes[i]});
         supply->idle = std::thread(keep_ready, std::ref(*supply), false);
         supply->urgent = std::thread(keep_ready, std::ref(*supply), true);
-    } catch (const std::system_error &) {
+    } catch (const std::exception &) {
         end(*supply);
         return nullptr;
     }

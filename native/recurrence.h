@@ -2,7 +2,9 @@
 // through its own state, where it lies. A token is computed the same way whatever is beside it, so texts computed in
 // parts are those computed at once, to the bit.
 #pragma once
-#include <vector>
+#include <atomic>
+#include <memory>
+#include <new>
 
 #include "simd.h"
 #include "kernels.h"
@@ -15,6 +17,16 @@ constexpr int CHANNEL_VECTORS = CHANNELS / LANES;
 // Columns of a state that a task takes so: as many as their sums have registers.
 constexpr int COLUMN_VECTORS = 8;
 constexpr int64_t COLUMNS = COLUMN_VECTORS * LANES;
+
+// Zeros of a thread's own; none, and `refused`, where there is no memory for them, of which nothing may be thrown out of
+// a parallel region.
+using Numbers = std::unique_ptr<float[]>;
+
+inline Numbers own_numbers(int64_t count, std::atomic<bool> &refused) {
+    Numbers made(new (std::nothrow) float[count]());
+    if (!made) refused = true;
+    return made;
+}
 
 // Goes through a sequence's tokens: `token(t)` for each of its rows, and `keep(row)` for each state row that is to hold
 // the state as it is then: copies in between, and its own at the end.
@@ -106,14 +118,16 @@ template <typename T> void gated_delta(const StateSpans &spans, const DeltaRule 
     const T *v = static_cast<const T *>(rule.v);
     T *out = static_cast<T *>(rule.out);
     const float scale = 1.0f / __builtin_sqrtf(float(keys));
+    std::atomic<bool> refused{false};
 #pragma omp parallel
     {
-        std::vector<float> memory(keys * COLUMNS + 2 * keys);
-        float *const narrow_state = memory.data(), *key = narrow_state + keys * COLUMNS, *query = key + keys;
+        const Numbers memory = own_numbers(keys * COLUMNS + 2 * keys, refused);
+        float *const narrow_state = memory.get(), *key = narrow_state + keys * COLUMNS, *query = key + keys;
 #pragma omp for collapse(3) schedule(dynamic)
         for (int64_t sequence = 0; sequence < spans.count; sequence++)
             for (int64_t head = 0; head < rule.value_heads; head++)
                 for (int64_t block = 0; block < blocks; block++) {
+                    if (refused) continue;
                     const int64_t first = block * COLUMNS;
                     const int64_t width = first + COLUMNS <= values ? COLUMNS : values - first;
                     const auto state_of = [&](int64_t row) {
@@ -164,6 +178,7 @@ template <typename T> void gated_delta(const StateSpans &spans, const DeltaRule 
                         });
                 }
     }
+    if (refused) throw std::bad_alloc();
 }
 
 // Mamba 2 (Dao and Gu, 2024): of a head's state S [dim, state_dim], S = S exp(a dt) + (dt x) b^T, and the output is
@@ -173,13 +188,15 @@ template <typename T> void mamba2(const StateSpans &spans, const Mamba2 &mamba) 
     const int64_t padded = (size + LANES - 1) / LANES * LANES;
     const T *x = static_cast<const T *>(mamba.x), *b = static_cast<const T *>(mamba.b);
     const T *c = static_cast<const T *>(mamba.c);
+    std::atomic<bool> refused{false};
 #pragma omp parallel
     {
-        std::vector<float> memory((dim + 2) * padded);
-        float *const padded_state = memory.data(), *in = padded_state + dim * padded, *of = in + padded;
+        const Numbers memory = own_numbers((dim + 2) * padded, refused);
+        float *const padded_state = memory.get(), *in = padded_state + dim * padded, *of = in + padded;
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t sequence = 0; sequence < spans.count; sequence++)
             for (int64_t head = 0; head < mamba.heads; head++) {
+                if (refused) continue;
                 const auto state_of = [&](int64_t row) {
                     return reinterpret_cast<float *>(mamba.state.base + row * mamba.state.stride) + head * dim * size;
                 };
@@ -218,6 +235,7 @@ template <typename T> void mamba2(const StateSpans &spans, const Mamba2 &mamba) 
                     });
             }
     }
+    if (refused) throw std::bad_alloc();
 }
 
 }

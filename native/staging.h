@@ -28,9 +28,11 @@ class Arena {
         used = 0;
         if (wanted <= size) return;
         std::free(bytes);
-        size = (wanted + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-        bytes = static_cast<char *>(std::aligned_alloc(HUGE_PAGE, size));
+        size = 0;   // until there is more: whoever is refused it may be asked for less the next time
+        const size_t whole = (wanted + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        bytes = static_cast<char *>(std::aligned_alloc(HUGE_PAGE, whole));
         if (!bytes) throw std::bad_alloc();
+        size = whole;
 #if defined(__linux__)
         madvise(bytes, size, MADV_HUGEPAGE);
 #endif

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <new>
 #include <vector>
 
 #include "kernels.h"
@@ -78,6 +79,7 @@ struct Team {
     int thread, threads;
     Barrier *barrier;
     Counter *counters;  // of each thread; `all` of the first thread only
+    std::atomic<bool> *refused;     // whether any of them was refused memory, so that what they make is worth nothing
     int phase = 0;
 
     // Goes on once everyone has come here.
@@ -105,11 +107,22 @@ struct Team {
         return -1;
     }
 
+    // Runs work that has no wait in it. Whoever is refused memory leaves the rest of it out, and comes to the next wait
+    // like all others.
+    template <typename Work> void attempt(Work work) {
+        try {
+            work();
+        } catch (const std::bad_alloc &) {
+            *refused = true;
+        }
+    }
+
     // This thread's even share of `count` things that all take as long.
     Range share(int64_t count) const { return {count * thread / threads, count * (thread + 1) / threads}; }
 };
 
-// Runs `work(team)` on every thread, or on this one alone.
+// Runs `work(team)` on every thread, or on this one alone. Throws std::bad_alloc if any was refused memory; those that
+// allocate between two waits attempt it.
 template <typename Work> void with_team(bool parallel, Work work) {
     static thread_local std::vector<Counter> memory;
     const int most = parallel ? omp_get_max_threads() : 1;
@@ -118,11 +131,13 @@ template <typename Work> void with_team(bool parallel, Work work) {
     for (int i = 0; i < most; i++)
         for (int phase = 0; phase < 3; phase++) counters[i].all[phase] = counters[i].own[phase] = 0;
     Barrier barrier;
+    std::atomic<bool> refused{false};
 #pragma omp parallel num_threads(most) if (most > 1)
     {
-        Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier, counters};
-        work(team);
+        Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier, counters, &refused};
+        team.attempt([&] { work(team); });
     }
+    if (refused) throw std::bad_alloc();
 }
 
 } // namespace

@@ -1,9 +1,11 @@
 """A folder for a GGUF file, with what all other models have beside their weights."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,8 @@ from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
 _VERSION = 4
+# What is made, beside the link to the weights.
+_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 def is_gguf(path: Path) -> bool:
@@ -35,9 +39,7 @@ def folder_of(path: Path) -> Path:
         about = [each.stat() for each in parts_of(path)]
     mark = f"{path} {[(each.st_size, each.st_mtime_ns) for each in about]} {_VERSION}"
     folder = _home() / f"{path.stem[:80]}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
-    with looking_at(folder):
-        is_made = folder.is_dir()
-    if not is_made:
+    if not _is_made(folder, path):
         files = _contents(path)
         try:
             _make(folder, files, path)
@@ -46,6 +48,23 @@ def folder_of(path: Path) -> Path:
                 f"model: what {path.name} has beside weights can't be kept in {folder}: {error}"
             ) from error
     return folder
+
+
+def _is_made(folder: Path, weights: Path) -> bool:
+    """Whether a folder is this user's own and has all that is made of a file: its name is no secret."""
+    with looking_at(folder):
+        try:
+            about = folder.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        link = folder / GGUF_WEIGHTS
+        return (
+            stat.S_ISDIR(about.st_mode)
+            and about.st_uid == os.getuid()
+            and all((folder / name).is_file() for name in _FILES)
+            and link.is_symlink()
+            and link.readlink() == weights
+        )
 
 
 def _contents(path: Path) -> dict[str, Any]:
@@ -63,13 +82,27 @@ def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:
         for name, content in files.items():
             (made / name).write_text(json.dumps(content), encoding="utf-8")
         (made / GGUF_WEIGHTS).symlink_to(weights)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # or else another process was faster
-                raise
+        _put(made, folder, weights)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _put(made: Path, folder: Path, weights: Path) -> None:
+    """Move it to its place, unless another process was faster, and away from there what is none of it."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if _is_made(folder, weights):
+            return
+        if not os.path.lexists(folder):
+            raise
+        old = made.with_name(f"{made.name}-old")
+        folder.rename(old)
+        made.rename(folder)
+        # Somebody else's may have to stay there.
+        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            old.unlink()
 
 
 def _home() -> Path:

@@ -41,8 +41,6 @@ from chairlift.ops.reference import FollowedLinear, ReferenceLinear
 
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
-# As far as the kernels count: a wider one hides nothing either.
-_MOST_WINDOW = 2**31 - 1
 _NO_NORMS = native.HeadNormsStruct()
 
 
@@ -313,8 +311,7 @@ class CpuOps:
         key = (heads, k.shape[3], k.dtype)
         found = self._heads.get(key)
         if found is None:
-            window = min(heads.window or 0, _MOST_WINDOW)
-            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], window)
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
             struct = native.HeadsStruct(*sizes, heads.scale, heads.cap or 0.0, DTYPES[k.dtype])
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]

@@ -13,6 +13,9 @@ from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import Int32s, Linear
 from chairlift.ops.rotation import rotate
 
+# How many scores of texts over themselves are there at once: a quarter of a gigabyte, and as much for what is added.
+_MOST_SCORES = 1 << 26
+
 # What is wanted of each text: all tokens' hidden states, their mean, or the first or last token's.
 Output = Literal["tokens", "mean", "first", "last"]
 
@@ -114,14 +117,6 @@ class EncoderForward(Protocol):
         ...
 
 
-@dataclass(slots=True, frozen=True)
-class _Group:
-    """Texts of one length: the rows of their tokens [G, n], and for each window a mask or biases (None: all seen)."""
-
-    rows: Tensor
-    masks: dict[int | None, Tensor | None]
-
-
 class PlainEncoder:
     """`EncoderForward` in torch operations, on any device; `linear` says how projections are multiplied."""
 
@@ -143,7 +138,7 @@ class PlainEncoder:
         lengths = starts.diff()
         places = torch.arange(len(texts.token_ids), device=device) - starts[:-1].repeat_interleave(lengths)
         hidden = self._embed(texts, places)
-        groups = _groups(weights, texts.starts, device)
+        groups = _groups(texts.starts, device)
         for layer, linears in zip(weights.layers, self._linears, strict=True):
             hidden = self._layer(hidden, layer, linears, groups, places)
         if weights.final_norm is not None:
@@ -171,7 +166,7 @@ class PlainEncoder:
         return self._norm(hidden, weights.embedding_norm)
 
     def _layer(
-        self, x: Tensor, layer: EncoderLayer, linears: tuple[Linear, ...], groups: list[_Group], places: Tensor
+        self, x: Tensor, layer: EncoderLayer, linears: tuple[Linear, ...], groups: list[Tensor], places: Tensor
     ) -> Tensor:
         weights = self._weights
         qkv, out, up, down = linears
@@ -189,18 +184,21 @@ class PlainEncoder:
         active, gate = x.chunk(2, dim=-1)
         return activate(active, self._weights.activation) * gate
 
-    def _attend(self, qkv: Tensor, layer: EncoderLayer, groups: list[_Group], places: Tensor) -> Tensor:
+    def _attend(self, qkv: Tensor, layer: EncoderLayer, groups: list[Tensor], places: Tensor) -> Tensor:
         """Attention of each text over itself: qkv [T, 3 * H] -> [T, H]; texts of one length go together."""
-        q, k, v = qkv.view(len(qkv), 3, self._weights.num_heads, -1).unbind(1)
+        weights = self._weights
+        q, k, v = qkv.view(len(qkv), 3, weights.num_heads, -1).unbind(1)
         if layer.cos_sin is not None:
             cos, sin = layer.cos_sin[places].unsqueeze(1).chunk(2, dim=-1)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        for group in groups:
-            queries, keys, values = (part[group.rows].transpose(1, 2) for part in (q, k, v))
-            mask = group.masks[layer.window]
-            mixed = F.scaled_dot_product_attention(queries, keys, values, None if mask is None else mask.to(q.dtype))
-            out[group.rows] = mixed.transpose(1, 2)
+        for rows in groups:
+            keys, values = (part[rows].transpose(1, 2) for part in (k, v))
+            at_once = max(_MOST_SCORES // (rows.numel() * weights.num_heads), 1)
+            for some in torch.split(rows, at_once, 1):
+                mask = _mask(weights, places[some[0]], rows.shape[1], layer.window)
+                mixed = F.scaled_dot_product_attention(q[some].transpose(1, 2), keys, values, mask)
+                out[some] = mixed.transpose(1, 2)
         return out.flatten(1)
 
 
@@ -219,24 +217,27 @@ def text_means(hidden: Tensor, starts: Tensor) -> Tensor:
     return text_sums(hidden, lengths) / lengths.unsqueeze(1)
 
 
-def _groups(weights: EncoderWeights, starts: Int32s, device: torch.device) -> list[_Group]:
-    windows = {layer.window for layer in weights.layers}
+def _groups(starts: Int32s, device: torch.device) -> list[Tensor]:
+    """The rows of the tokens of texts of one length [G, length], for each length that there is."""
     lengths = np.diff(starts)
     found = []
     for length in np.unique(lengths).tolist():
         first = torch.from_numpy(starts[:-1][lengths == length]).to(device).long()
-        rows = first.unsqueeze(1) + torch.arange(length, device=device)
-        found.append(_Group(rows, {window: _mask(weights, length, window, device) for window in windows}))
+        found.append(first.unsqueeze(1) + torch.arange(length, device=device))
     return found
 
 
-def _mask(weights: EncoderWeights, length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """What is added to the scores of texts of this length: [heads or 1, length, length], or None."""
-    if weights.bias is None and (window is None or length <= window + 1):
-        return None
-    place = torch.arange(length, device=device)
-    distance = place - place.unsqueeze(1)
-    mask = torch.zeros(1, length, length, device=device)
-    if weights.bias is not None:
-        mask = weights.bias[:, distance + (weights.bias.shape[1] - 1) // 2]
-    return mask if window is None else mask.masked_fill(distance.abs() > window, -torch.inf)
+def _mask(weights: EncoderWeights, queries: Tensor, length: int, window: int | None) -> Tensor | None:
+    """Which keys of a text of this length are seen by those at `queries` [n], or what is added to their scores.
+
+    [n, length] bool or [heads, n, length]; None where all are seen as they are.
+    """
+    seen = None
+    if window is not None and length > window + 1:
+        keys, queried = torch.arange(length, device=queries.device), queries.unsqueeze(1)
+        seen = (keys >= queried - window) & (keys <= queried + window)
+    if weights.bias is None:
+        return seen
+    # A query's biases are those of the one before it, moved by a column.
+    added = weights.bias.unfold(1, length, 1)[:, (weights.bias.shape[1] - 1) // 2 - queries].to(weights.words.dtype)
+    return added if seen is None else added.masked_fill(~seen, -torch.inf)

@@ -31,11 +31,8 @@ class FieldStruct(ctypes.Structure):
     """One field of a structure as the library has it; without a name, the structure as a whole."""
 
     _fields_ = [
-        ("structure", ctypes.c_char_p),
-        ("name", ctypes.c_char_p),
-        ("offset", INT64),
-        ("size", INT64),
-        ("alignment", INT64),
+        *[(name, ctypes.c_char_p) for name in ("structure", "name")],
+        *[(name, INT64) for name in ("offset", "size", "alignment")],
     ]
 
 
@@ -43,11 +40,7 @@ class HeadsStruct(ctypes.Structure):
     """Attention heads of one layer."""
 
     _fields_ = [
-        ("num_heads", INT32),
-        ("num_kv_heads", INT32),
-        ("head_dim", INT32),
-        ("block_size", INT32),
-        ("window", INT32),
+        *[(name, INT32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")],
         ("scale", FLOAT),
         ("cap", FLOAT),
         ("cache_dtype", INT32),
@@ -68,15 +61,9 @@ class WeightStruct(ctypes.Structure):
     """A packed weight."""
 
     _fields_ = [
-        ("packed", POINTER),
-        ("bias", POINTER),
-        ("scales", POINTER),
-        ("compensation", POINTER),
-        ("out_features", INT64),
-        ("in_features", INT64),
-        ("format", INT32),
-        ("gated", INT32),
-        ("activation", INT32),
+        *[(name, POINTER) for name in ("packed", "bias", "scales", "compensation")],
+        *[(name, INT64) for name in ("out_features", "in_features")],
+        *[(name, INT32) for name in ("format", "gated", "activation")],
     ]
 
 
@@ -156,9 +143,7 @@ class ExpertsStruct(ctypes.Structure):
     """An MLP of which each token uses a part."""
 
     _fields_ = [
-        ("router", POINTER),
-        ("router_bias", POINTER),
-        ("choice_bias", POINTER),
+        *[(name, POINTER) for name in ("router", "router_bias", "choice_bias")],
         ("gate_up", ctypes.POINTER(WeightStruct)),
         ("down", ctypes.POINTER(WeightStruct)),
         ("shared_gate_up", WeightStruct),
@@ -291,6 +276,12 @@ class DrawsStruct(ctypes.Structure):
     _fields_ = [*[(name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "uniform")], ("count", INT64)]
 
 
+class StatusStruct(ctypes.Structure):
+    """What a call comes to."""
+
+    _fields_ = [("out_of_memory", INT32)]
+
+
 # All that both sides read and write.
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     HeadsStruct,
@@ -309,6 +300,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     EncoderStruct,
     TextsStruct,
     DrawsStruct,
+    StatusStruct,
     StateSpansStruct,
     StatesStruct,
     ConvolutionStruct,
@@ -316,6 +308,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     Mamba2Struct,
 )
 
+# What functions take that return a status.
 _SIGNATURES = {
     "chairlift_rms_norm": [*[POINTER] * 3, INT32, POINTER, INT64, INT64, FLOAT, INT32],
     "chairlift_gate": [POINTER, POINTER, INT64, INT64, INT32, INT32],
@@ -331,16 +324,14 @@ _SIGNATURES = {
     "chairlift_highest": [POINTER, INT64, INT64, POINTER, POINTER],
     **{f"chairlift_{name}": [POINTER, POINTER, INT32] for name in ("causal_conv", "gated_delta", "mamba2")},
     "chairlift_exclude_tokens": [POINTER, INT64, INT64, POINTER],
-    "chairlift_remove_pauses": [INT32],
-    "chairlift_begin_pauses": [INT32],
-    "chairlift_begin_work": [INT32, INT64],
-    "chairlift_end_work": [INT32],
-    "chairlift_end_supply": [POINTER],
 }
 # What others return, and take.
 _RETURNING: dict[str, tuple[Any, list[Any]]] = {
     "chairlift_add_pauses": (INT32, [INT32, POINTER, POINTER, POINTER]),
     "chairlift_count_pauses": (INT64, []),
+    **{f"chairlift_{name}": (None, [INT32]) for name in ("remove_pauses", "begin_pauses", "end_work")},
+    "chairlift_begin_work": (None, [INT32, INT64]),
+    "chairlift_end_supply": (None, [POINTER]),
     "chairlift_begin_supply": (POINTER, [POINTER, POINTER, INT64, INT64, INT64, INT64, POINTER]),
     "chairlift_supply": (INT64, [POINTER, INT64]),
     "chairlift_unpack_blocks": (INT32, [INT32, POINTER, INT64, POINTER]),
@@ -397,10 +388,18 @@ def _faster(library: ctypes.CDLL, first: bytes, second: bytes) -> bytes:
 
 def _declare(library: ctypes.CDLL) -> None:
     """Say what the functions take and return. Raises AttributeError if the library lacks one."""
-    functions = {name: (None, arguments) for name, arguments in _SIGNATURES.items()} | _RETURNING
+    functions = {name: (StatusStruct, arguments) for name, arguments in _SIGNATURES.items()} | _RETURNING
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
+        if result is StatusStruct:
+            function.errcheck = _check_status
+
+
+def _check_status(status: StatusStruct, *_: Any) -> None:
+    """Raise MemoryError where memory was refused to a call, which then has made nothing."""
+    if status.out_of_memory:
+        raise MemoryError("the native kernels were refused memory")
 
 
 def check_layout(library: ctypes.CDLL, structures: Sequence[type[ctypes.Structure]]) -> None:

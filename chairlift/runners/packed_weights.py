@@ -151,9 +151,9 @@ class PackedWeights:
             if len(found) != ins or (found < 0).any() or (found >= count).any():
                 raise UnsupportedModel(f"tensor {name!r} must name one of {count} groups for each of {ins} inputs")
             return found
+        if self._packing.layout == "compressed" and ins % count:
+            raise UnsupportedModel(f"tensor {name!r} is missing, and {ins} inputs are not {count} equal groups")
         size = self._packing.group or -(-ins // count)
-        if self._packing.layout == "compressed":
-            size = -(-ins // count)
         if size * count < ins or size * (count - 1) >= ins:
             raise UnsupportedModel(f"{count} groups of {size} are not {ins} inputs: group_size in config.json is wrong")
         return torch.arange(ins) // size

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,42 @@ def test_its_folder_is_made_once_and_anew_if_the_file_changes(tmp_path: Path) ->
     assert folder_of(path) != first
     assert json.loads((folder_of(path) / "config.json").read_text())["model_type"] == "qwen2"
     assert not [each for each in first.parent.iterdir() if each.name.startswith(".")]
+
+
+def test_what_lies_in_its_place_is_its_own_or_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = gguf_file("llama")
+    folder = folder_of(path)
+    assert {each.name for each in folder.iterdir()} == {*side_folder._FILES, GGUF_WEIGHTS}
+
+    def of_nobody() -> None:
+        monkeypatch.setattr(side_folder.os, "getuid", lambda: os.geteuid() + 1)
+
+    def elsewhere() -> None:
+        (folder / GGUF_WEIGHTS).unlink()
+        (folder / GGUF_WEIGHTS).symlink_to(gguf_file("qwen2"))
+
+    def copied() -> None:
+        (folder / GGUF_WEIGHTS).unlink()
+        (folder / GGUF_WEIGHTS).write_bytes(path.read_bytes())
+
+    def a_link() -> None:
+        folder.rename(tmp_path / "real")
+        folder.symlink_to(tmp_path / "real")
+
+    def a_file() -> None:
+        shutil.rmtree(folder)
+        folder.write_text("")
+
+    missing = [(folder / name).unlink for name in side_folder._FILES]
+    for change in (*missing, elsewhere, copied, a_link, a_file, of_nobody):
+        if folder.is_dir():
+            (folder / "planted").touch()
+        change()
+        assert folder_of(path) == folder
+        assert {each.name for each in folder.iterdir()} == {*side_folder._FILES, GGUF_WEIGHTS}
+        assert not folder.is_symlink()
+        assert (folder / GGUF_WEIGHTS).readlink() == path
+        assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_a_folder_that_can_not_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from support.model_factory import TINY, edited_folder, model_folder, reference_m
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.config_dialects import NotNative
 from chairlift.folders.decoder_families import FAMILIES
+from chairlift.ops.contract import Ops
+from chairlift.ops.select import select_ops
 from chairlift.runners.decoder import kv_memory, runner
 from chairlift.runners.decoder.config import max_length, parse_config
 
@@ -238,6 +240,9 @@ def test_windows() -> None:
     types = ["sliding_attention", "full_attention"]
     assert config("qwen3", sliding_window=9, use_sliding_window=True, layer_types=types).windows == (9, None)
     assert config("llama", sliding_window=9).windows == (None, None)
+    # One as long as any text is none, and may be more than kernels count to.
+    for size, kept in ((511, 511), (512, None), (2**32 + 9, None)):
+        assert config("mistral", sliding_window=size).heads(0).window == kept
 
 
 def test_defaults_of_head_dim() -> None:
@@ -427,6 +432,24 @@ def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="cuda"):
             make_runner(model_folder("llama"), device="cuda")
+
+
+def test_threads_are_set_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, before = [], torch.get_num_threads()
+
+    def selected(*given: Any) -> Ops:
+        seen.append(torch.get_num_threads())
+        return select_ops(*given)
+
+    monkeypatch.setattr(runner, "select_ops", selected)
+    torch.set_num_threads(3)
+    try:
+        make_runner(model_folder("llama"), num_threads=2)
+        assert (seen, torch.get_num_threads()) == ([2], 2)
+        make_runner(model_folder("llama"), num_threads=None)
+        assert torch.get_num_threads() == 1, "it is small"
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_memory_is_measured_in_plausible_bytes() -> None:

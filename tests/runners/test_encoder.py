@@ -9,8 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.encoder_factory import DECODERS, VARIANTS, encoder_folder, encodings, expected_logits, expected_states
+from support.model_factory import rounded_folder
 from support.native_isa import ISAS, kernels_of, needs_native, runs_here
 
+from chairlift.ops import encoder as encoder_ops
 from chairlift.ops.fused_encoder import FusedEncoder
 from chairlift.runners.encoder.runner import EncoderRunner, texts_of
 from chairlift.runners.items import Encoding
@@ -52,6 +54,26 @@ def test_states_equal_transformers(variant: str, ops: str) -> None:
         assert np.abs(one - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert"])
+def test_long_texts_are_attended_to_in_parts(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each text, and of what is added to its scores, there is only so much at once."""
+    folder, texts = encoder_folder(variant), encodings(has_types(variant))
+    runner, most, sizes = runner_of(folder, ops="reference", dtype="float32"), 5000, list[tuple[int, int]]()
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        sizes.append((q[..., 0].numel() * k.shape[2], 0 if mask is None else mask.numel()))
+        return attend(q, k, v, mask)
+
+    monkeypatch.setattr(encoder_ops, "_MOST_SCORES", most)
+    monkeypatch.setattr(encoder_ops.F, "scaled_dot_product_attention", counted)
+    found = states(runner, texts)
+    assert max(map(max, sizes)) <= most
+    assert any(added for _, added in sizes) == (variant != "bert")
+    for one, wanted in zip(found, expected_states(folder, texts), strict=True):
+        assert np.abs(one - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "int8"), ("bfloat16", "int4")]
 )
@@ -68,6 +90,17 @@ def test_rounded_states_are_near_those_of_transformers(variant: str, ops: str, d
     assert 1 - lowest < 5 * (1 - near)
     # Were the setting ignored, it would be equal.
     assert alike.mean() < 1 - 1e-6
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", ["bert", "mpnet", "modernbert", "llama", "qwen3"])
+def test_four_bits_make_the_states_of_the_rounded_weights(variant: str, ops: str, tmp_path: Path) -> None:
+    folder, texts = encoder_folder(variant), encodings(has_types(variant))
+    found = np.concatenate(states(runner_of(folder, ops=ops, dtype="float32", quantization="int4"), texts))
+    # Tables of embeddings and of distances are not multiplied with.
+    rounded = rounded_folder(tmp_path / "m", folder, torch.float32, ("embed", "relative"))
+    exact, unrounded = (np.concatenate(expected_states(each, texts)) for each in (rounded, folder))
+    assert 1 - cosine(found, exact).mean() < 0.1 * (1 - cosine(found, unrounded).mean())
 
 
 @pytest.mark.parametrize("ops", OPS)
@@ -128,8 +161,11 @@ def test_every_instruction_set(variant: str, isa: str) -> None:
             runner = EncoderRunner(str(folder), ops="native", dtype=dtype, quantization="int8")
             runner.load()
             assert isinstance(runner.forward, FusedEncoder)
+            # The plain operations round otherwise, and so are no nearer.
             alike = cosine(np.concatenate(states(runner, texts)), np.concatenate(expected_states(folder, texts)))
-            assert alike.mean() > NEAR["int8"]
+            mean, least = (0.997, 0.98) if variant == "modernbert" else (0.9999, 0.9998)
+            assert alike.mean() > mean
+            assert alike.min() > least
 
 
 @needs_native

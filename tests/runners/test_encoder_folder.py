@@ -94,6 +94,16 @@ def test_splade_weighs_words(variant: str, ops: str, tmp_path: Path) -> None:
     assert runner.run([Encoding([5, 6], None, True)])[0].shape == (2, 64)  # type: ignore[union-attr]
 
 
+def test_splade_weighs_words_of_some_tokens_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, rows = load(splade_folder(tmp_path / "model", "bert")), list[int]()
+    wanted = vectors(runner, encodings())
+    monkeypatch.setattr(encoder_runner, "_WORD_ROWS", 7)
+    monkeypatch.setattr(runner, "_stages", [lambda x: rows.append(len(x)) or x, *runner._stages])
+    np.testing.assert_allclose(vectors(runner, encodings()), wanted, atol=1e-5 * wanted.max())
+    assert max(rows) == 7
+    assert sum(rows) == sum(len(each.token_ids) for each in encodings())
+
+
 def test_other_splades_are_refused_by_name(tmp_path: Path) -> None:
     for number, (name, value) in enumerate((("pooling_strategy", "sum"), ("activation_function", "log1p_relu"))):
         folder = splade_folder(tmp_path / str(number), "bert", **{name: value})

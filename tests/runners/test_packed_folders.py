@@ -200,6 +200,7 @@ def test_what_is_not_read_is_refused_by_name(fields: Any, said: str) -> None:
         ("compressed", "weight_shape", lambda tensor: tensor * 2, "weight_shape"),
         ("compressed", "weight_packed", lambda tensor: tensor[:, :-1], "weight_packed"),
         ("compressed", "weight_scale", lambda tensor: tensor[:-1], "weight_scale"),
+        ("compressed", "weight_scale", lambda tensor: tensor[:, :-1], "weight_g_idx' is missing"),
         ("compressed, int8", "weight", lambda tensor: tensor.float(), "none of the packed types"),
         ("fp8, blocks", "weight_scale_inv", lambda tensor: tensor[:-1], "weight_scale_inv"),
     ],

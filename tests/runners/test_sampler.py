@@ -304,6 +304,20 @@ def test_what_rounds_to_zero_is_not_zero(vocab: int) -> None:
     assert not sampled.errors
 
 
+@pytest.mark.parametrize("penalty", [1e-46, 1e-38])
+def test_a_tiny_repetition_penalty_leaves_finite_logits(penalty: float) -> None:
+    logits = random_logits(50).abs() + 1
+    logits[:, 1] = -torch.inf
+    for temperature in (0, 1, 1e-46):
+        params = SamplingParams(repetition_penalty=penalty, temperature=temperature)
+        sampled = sample(logits, [params] * 50, prompts=[[1, 2, 3]] * 50)
+        assert not sampled.errors
+        assert set(sampled.token_ids.tolist()) <= {2, 3}
+    # A model that gives no number is not hidden by it.
+    logits[:, 2] = torch.inf
+    assert len(sample(logits, [params] * 50, prompts=[[1, 2, 3]] * 50).errors) == 50
+
+
 def test_a_temperature_that_rounds_to_zero_is_drawn_with_of_what_a_grammar_allows() -> None:
     logits = random_logits(20, 41)
     rows, lengths = np.arange(20), np.full(20, 1)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from chairlift.core.sequences.request import SamplingParams
 
+_MOST = float(np.finfo(np.float32).max)
+
 
 class TokenCounts:
     """The distinct tokens of one sequence, and how often each of them was generated.
@@ -65,7 +67,9 @@ def apply_penalties(logits: Tensor, rows: Sequence[int], sequences: Sequence[Tok
     counts = torch.from_numpy(np.concatenate([sequence.counts for sequence in sequences])).to(logits.device)
     repetition = spread([sequence.repetition for sequence in sequences])
     values = logits[row, ids]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    # A tiny penalty makes finite logits as large as they can be, and leaves those be that are no numbers.
+    raised = (values / repetition).clamp(max=_MOST)
+    values = torch.where((values > 0) & values.isfinite(), raised, values * repetition)
     values -= spread([sequence.frequency for sequence in sequences]) * counts
     values -= spread([sequence.presence for sequence in sequences]) * (counts > 0)
     logits[row, ids] = values

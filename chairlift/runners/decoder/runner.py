@@ -63,9 +63,9 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.
 
 
 class DecoderRunner:
-    """Runs a decoder-only language model under continuous batching; implements `runners.base.Runner`.
+    """Runs a decoder-only language model under continuous batching; implements `runners.sequences.SequenceRunner`.
 
-    The KV cache's size is given in closed form by `memory.num_kv_blocks`. `model` can be driven directly:
+    The KV cache's size is given in closed form by `kv_memory.num_kv_blocks`. `model` can be driven directly:
     `model.forward(inputs)` gives hidden states and `model.logits(hidden)` their logits.
     """
 
@@ -84,6 +84,7 @@ class DecoderRunner:
     def load(self) -> SequenceInfo:
         """Read the weights and allocate the KV cache. Raises UnsupportedModel or ConfigError."""
         config = self.config
+        set_threads(config.num_threads)
         folder = Path(config.model)
         model_config = read_any_config(folder, config.implementation)
         max_model_len = max_length(config.max_model_len, model_config)
@@ -100,8 +101,8 @@ class DecoderRunner:
 
             self.model = TransformersModel(folder, model_config, ops, dtype, device, cache_dtype)
         self._say_if_unpacked(folder, model_config)
-        is_small = config.num_threads is None and self.model.weight_bytes < _ONE_THREAD_BYTES
-        set_threads(1 if is_small else config.num_threads)
+        if config.num_threads is None and self.model.weight_bytes < _ONE_THREAD_BYTES:
+            set_threads(1)
         bytes_per_token = self.model.kv_bytes_per_token()
         num_blocks, num_snapshots = self._allocate(max_model_len, bytes_per_token, available_bytes(device))
         self._pages = KvPages(self.model.caches)

@@ -20,6 +20,8 @@ from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.decoder.transformers_rotation import Rotation, rotated
 
 NAME = "chairlift"
+# As far as kernels count: a wider one hides nothing either.
+_MOST_WINDOW = 2**31 - 1
 # What says nothing of how to attend, or nothing that is not said by the batch.
 _HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "is_causal", "use_cache", "output_attentions"),
@@ -148,7 +150,8 @@ def attention(
     if size < head_dim:
         value = torch.nn.functional.pad(value, (0, head_dim - size))
     scale = head_dim**-0.5 if scaling is None else float(scaling)
-    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, sliding_window)
+    window = None if sliding_window is None else min(sliding_window, _MOST_WINDOW)
+    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, window)
     paged = _current.get()
     paged.modules[module.layer_idx] = module
     return paged.attend(module.layer_idx, query, key, value, heads)[..., :size], None

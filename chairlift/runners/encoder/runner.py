@@ -1,6 +1,7 @@
 """EncoderRunner: texts as token ids in, vectors or logits out."""
 
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ Vector = NDArray[np.float32]
 _DIRECT: dict[str, Output] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 # What makes probabilities of logits, by a config.json's `problem_type`.
 _ACTIVATIONS = {"multi_label_classification": "sigmoid", "regression": "none"}
+# Tokens whose numbers for all words are there at once: for a long text's they would be gigabytes.
+_WORD_ROWS = 256
 
 
 class EncoderRunner:
@@ -174,13 +177,15 @@ class EncoderRunner:
     def _weigh_words(self, texts: Texts) -> NDArray[np.float32]:
         """For each text the weight of every word: the most that a token says for it, none below 0, as a logarithm."""
         hidden, most = self.forward(texts, "tokens"), []
-        # Text by text, since all tokens' numbers for all words would be too many.
         for text in hidden.tensor_split(torch.from_numpy(texts.starts[1:-1]).long()):
-            for stage in self._stages:
-                text = stage(text)
-            most.append(text.amax(0))
+            most.append(reduce(torch.maximum, map(self._most_of, torch.split(text, _WORD_ROWS))))
         found: NDArray[np.float32] = torch.stack(most).relu().log1p().cpu().numpy()
         return found
+
+    def _most_of(self, rows: Tensor) -> Tensor:
+        for stage in self._stages:
+            rows = stage(rows)
+        return rows.amax(0)
 
     def _tokens(self, texts: Texts) -> list[NDArray[np.float32]]:
         """The vectors of each text's tokens, before whatever is made of all of them."""
