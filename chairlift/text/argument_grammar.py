@@ -7,8 +7,8 @@ from typing import Any
 
 from chairlift.text.dialect import CallForm, TagForm
 from chairlift.text.lark import LarkRules, quoted
-from chairlift.text.schemas import closed, joined, resolved, types_of
-from chairlift.text.structured import MAX_CHOICES
+from chairlift.text.schemas import SchemaTypes, closed, joined, resolved
+from chairlift.text.structured import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
 # What a schema may say of arguments as a whole, where they are not written as JSON.
 _ABOUT = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "deprecated", "x-guidance"}
@@ -20,6 +20,8 @@ _NO_MORE = {"type": "object", "properties": {}, "additionalProperties": False}
 _KEY = {"python": re.compile(r"[^\W\d]\w*"), "bare": re.compile(r"[\w.-]+"), "tags": re.compile(r"[^<>\s]+")}
 # Escapes that JSON and Python have in common.
 _SAME_ESCAPES = {"json_allowed_escapes": '"\\nrtbf'}
+# Schemas of one tool that are looked at, of which many may lead to the same ones.
+_MOST_LOOKS = 2**17
 
 
 def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, Any], strict: bool = False) -> str:
@@ -29,6 +31,9 @@ def arguments_of(rules: LarkRules, form: CallForm, name: str, schema: dict[str, 
     """
     schema = schema or _NO_MORE
     try:
+        size = len(json.dumps(schema, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"they have {size} bytes, more than {MAX_GRAMMAR_BYTES}; send simpler ones")
         if form.notation == "json":
             return rules.json(closed(schema), relaxed=not strict)
         return _Arguments(rules, form, schema, strict).written()
@@ -47,7 +52,9 @@ class _Arguments:
         self._rules = rules
         self._form = form
         self._root = schema
+        self._types = SchemaTypes(schema)
         self._strict = strict
+        self._looks = 0
         self._references: dict[str, str] = {}
         # What references lead to, written to refer to definitions by name, and the references in it.
         self._definitions: dict[str, tuple[Any, set[str]]] = {}
@@ -63,8 +70,16 @@ class _Arguments:
     def _spaced(self) -> bool:
         return self._form.notation == "python"
 
+    def _look(self) -> None:
+        """Count a schema that is looked at. Raises ValueError once there are too many."""
+        self._looks += 1
+        if self._looks > _MOST_LOOKS:
+            problem = f"their references and alternatives lead to more than {_MOST_LOOKS} schemas"
+            raise ValueError(f"{problem}, those counted again to which several lead; send simpler ones")
+
     def _resolved(self, schema: Any) -> dict[str, Any]:
         """A schema, or what it refers to; what leads nowhere allows anything."""
+        self._look()
         try:
             return resolved(schema, self._root)
         except ValueError:
@@ -76,7 +91,7 @@ class _Arguments:
         """Properties in their order, those that are not required perhaps."""
         self._check(schema, _OBJECT)
         if not self._strict:
-            schema = joined(schema, self._root)
+            schema = joined(schema, self._root, self._look)
         properties = schema.get("properties") or {}
         required = set(schema.get("required") or ())
         if self._strict and (missing := sorted(required - properties.keys())):
@@ -130,7 +145,7 @@ class _Arguments:
         tags = self._form.tags
         assert tags is not None
         head = self._rules.write(f"{tags.open}{key}{tags.named}")
-        types = types_of(schema, self._root)
+        types = self._types.of(schema)
         if "string" in types:
             return f"{head} {self._text(schema, types, tags)}"
         words = ("True", "False", "None") if tags.words else ()
@@ -144,7 +159,7 @@ class _Arguments:
             return self._mixed(found, tags)
         self._check(found, _STRING)
         if (values := _values(found)) is not None:
-            chosen = " | ".join(quoted(str(value)) for value in values)
+            chosen = self._rules.counted(" | ".join(quoted(str(value)) for value in values))
             return f"({chosen}) {self._rules.write(tags.close)}"
         return self._ended(tags, _count(found))
 
@@ -152,15 +167,16 @@ class _Arguments:
         """One of several texts, or types of which one is text: where any text will do, what else may be is text too."""
         listed, others = [], []
         for each in self._alternatives(schema):
-            if types_of(each, self._root) == {"string"}:
+            if self._types.of(each) == {"string"}:
                 listed.append(_values(each))
             else:
                 others.append(each)
         if None in listed:
             return self._ended(tags, "")
         words = ("True", "False", "None") if tags.words else ()
-        chosen = [quoted(value) for values in listed for value in values or () if isinstance(value, str)]
-        chosen += [self._json(each, words) for each in others]
+        texts = [quoted(value) for values in listed for value in values or () if isinstance(value, str)]
+        self._rules.counted(" | ".join(texts))
+        chosen = texts + [self._json(each, words) for each in others]
         return f"({' | '.join(chosen)}) {self._rules.write(tags.close)}"
 
     def _alternatives(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -178,12 +194,12 @@ class _Arguments:
                 self._check(each, _ABOUT | {word})
                 waiting += reversed(each[word])
                 continue
-            kinds = types_of(each, self._root)
+            kinds = self._types.of(each)
             if "string" in kinds:
                 self._check(each, _STRING, several=len(kinds) > 1)
             found += [{**each, "type": kind} for kind in sorted(kinds)] if "string" in kinds else [each]
-        if len(found) > MAX_CHOICES:
-            raise ValueError(f"an argument may have {MAX_CHOICES} alternatives, got {len(found)}")
+            if len(found) > MAX_CHOICES:
+                raise ValueError(f"an argument may have {MAX_CHOICES} alternatives, and one has more")
         return found
 
     def _ended(self, tags: TagForm, count: str) -> str:
@@ -191,7 +207,7 @@ class _Arguments:
 
     def _json(self, schema: Any, words: tuple[str, ...] = (), **options: Any) -> str:
         """A value as JSON; true, false and null alone may be other `words`."""
-        types = types_of(schema, self._root)
+        types = self._types.of(schema)
         whole = self._alone(schema if isinstance(schema, dict) else {})
         written = self._rules.json(whole, relaxed=not self._strict, **options)
         if not words or not types <= {"boolean", "null"} or not types or "enum" in whole or "const" in whole:
@@ -274,7 +290,7 @@ class _Arguments:
         if (values := _values(found)) is not None and (self._strict or not any(map(_is_nested, values))):
             return f"({' | '.join(map(self._constant, values))})"
         any_type = ["object"] if "properties" in found else ["boolean", "null", "number", "string"]
-        types = sorted(types_of(found, self._root)) or any_type
+        types = sorted(self._types.of(found)) or any_type
         return f"({' | '.join(self._of_type(each, found) for each in types)})"
 
     def _is_either(self, schema: Mapping[str, Any]) -> bool:

@@ -30,6 +30,8 @@ _PASSED_OVER = frozenset(
 )
 # What gives a schema a name, to which references may lead.
 _NAMES = ('"$id"', '"$anchor"', '"$dynamicAnchor"')
+# Characters of schemas that are read for one grammar. Of what is left out nothing is written, so nothing else stops it.
+_MOST_READ = 2**23
 # Patterns of which it is known whether they compile: clients send the same tools each time.
 _MOST_KNOWN = 256
 
@@ -46,11 +48,17 @@ class Relaxer(Mender):
         self._root: dict[str, Any] = {}
         self._is_named = False
         self._known: dict[str, bool] = {}
+        self._read = 0
 
     def relaxed(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A schema, by itself, that compiles as far as patterns and references go."""
+        """A schema, by itself, that compiles as far as patterns and references go. Raises ValueError once they are too
+        much to read."""
         self._root = dict(schema)
         written = json.dumps(self._root)
+        self._read += len(written)
+        if self._read > _MOST_READ:
+            problem = f"with all that they refer to, arguments have more than {_MOST_READ} characters to read"
+            raise ValueError(f"{problem}; send fewer, or simpler ones")
         self._is_named = any(name in written for name in _NAMES)
         found: dict[str, Any] = self.mended(self._root)
         return found

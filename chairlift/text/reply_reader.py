@@ -49,9 +49,7 @@ class DialectMarkers:
     def __init__(self, dialect: Dialect, tools: dict[str, dict[str, Any]]) -> None:
         # Tags are read one by one, each by its own schema.
         tagged = any(form.tags is not None for form in dialect.tool_calls)
-        self.tools = {
-            name: SchemaTypes(joined(schema, schema) if tagged else schema) for name, schema in tools.items()
-        }
+        self.tools = {name: SchemaTypes(joined(schema, schema) if tagged else schema) for name, schema in tools.items()}
         self.forms: dict[CallForm, _CallMarkers] = {}
         calls: list[_Head] = []
         for form in dialect.tool_calls if tools else ():

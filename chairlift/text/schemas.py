@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,6 +20,8 @@ _ELSEWHERE = frozenset({"$ref", "anyOf", "oneOf"})
 # What joins a schema with those that are elsewhere.
 _BESIDE = _OF_OTHERS | {"properties", "required"}
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+# A schema that allows anything.
+_ANY: dict[str, Any] = {}
 
 
 def resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
@@ -77,10 +80,10 @@ def _nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         waiting += [node.get("items"), node.get("additionalProperties")]
 
 
-def joined(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+def joined(schema: dict[str, Any], root: dict[str, Any], look: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """An object's schema with the properties of all that are joined with it, for notations of one property at a time.
 
-    One that several of them have may be as any of them says.
+    One that several of them have may be as any of them says. `look` is called for each.
     """
     properties: dict[str, list[Any]] = {}
     required: list[Any] = []
@@ -88,6 +91,7 @@ def joined(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     seen: dict[int, Any] = {}
     while waiting and len(seen) < _MOST_JOINED:
         part, holds = waiting.pop()
+        look()
         try:
             part = resolved(part, root)
         except ValueError:
@@ -120,42 +124,74 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def property_of(root: dict[str, Any], key: str) -> Any:
-    """The schema of a property; {} if there is none."""
-    try:
-        properties = resolved(root, root).get("properties")
-    except ValueError:
-        return {}
-    return properties.get(key, {}) if isinstance(properties, dict) else {}
+class SchemaTypes:
+    """The types that schemas within `root` name, in their alternatives too.
+
+    Each is looked at once, however many lead to it: what all of them take grows with their size, and not with its
+    square.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._found: dict[int, frozenset[str]] = {}
+        # By whose addresses they are found.
+        self._kept: list[dict[str, Any]] = []
+
+    def of(self, schema: Any) -> frozenset[str]:
+        """The types of a schema; empty if it may be any."""
+        followed = self._followed(schema)
+        if id(followed) not in self._found:
+            self._find(followed)
+        found = self._found[id(followed)]
+        return frozenset() if found == _ALL else found
+
+    def of_property(self, key: str) -> frozenset[str]:
+        """The types of a property of `root`."""
+        properties = self._followed(self._root).get("properties")
+        return self.of(properties.get(key)) if isinstance(properties, dict) else frozenset()
+
+    def _find(self, schema: dict[str, Any]) -> None:
+        """Note the types of a schema, and of all that are among its alternatives."""
+        waiting = [schema]
+        # By an alternative, the schemas that have it.
+        owners: dict[int, list[int]] = defaultdict(list)
+        while waiting:
+            owner = waiting.pop()
+            if id(owner) in self._found:
+                continue
+            self._kept.append(owner)
+            self._found[id(owner)], alternatives = _said(owner)
+            for each in map(self._followed, alternatives):
+                owners[id(each)].append(id(owner))
+                waiting.append(each)
+        changed = list(owners)
+        while changed:
+            found = changed.pop()
+            for owned in owners.get(found, ()):
+                if not self._found[found] <= self._found[owned]:
+                    self._found[owned] |= self._found[found]
+                    changed.append(owned)
+
+    def _followed(self, schema: Any) -> dict[str, Any]:
+        """A schema, or what it refers to; what leads nowhere allows anything."""
+        try:
+            return resolved(schema, self._root) or _ANY
+        except ValueError:
+            return _ANY
 
 
-def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """The types that a schema names, in its alternatives too; empty if it may be any."""
-    found = _types(schema, root, set())
-    return frozenset() if found == _ALL else found
-
-
-def _types(schema: Any, root: dict[str, Any], seen: set[int]) -> frozenset[str]:
-    """The same, with all types for any. What was `seen` adds nothing."""
-    try:
-        schema = resolved(schema, root)
-    except ValueError:
-        return _ALL
-    if id(schema) in seen:
-        return frozenset()
-    seen.add(id(schema))
+def _said(schema: dict[str, Any]) -> tuple[frozenset[str], list[Any]]:
+    """The types that a schema itself names, all if it may be any; or none, and the alternatives that say."""
     declared = schema.get("type")
     if isinstance(declared, str):
-        return frozenset({declared})
+        return frozenset({declared}), []
     if isinstance(declared, list):
-        return frozenset(each for each in declared if isinstance(each, str))
+        return frozenset(each for each in declared if isinstance(each, str)), []
     for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
         if isinstance(values, list):
-            return frozenset(map(json_type, values))
-    alternatives = [each for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list) for each in schema[word]]
-    if not alternatives:
-        return _ALL
-    return frozenset[str]().union(*(_types(each, root, seen) for each in alternatives))
+            return frozenset(map(json_type, values)), []
+    alternatives = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]
+    return (frozenset() if alternatives else _ALL), alternatives
 
 
 def json_type(value: Any) -> str:

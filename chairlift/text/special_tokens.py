@@ -30,7 +30,13 @@ class Lookalikes:
     def __init__(self, backend: tokenizers.Tokenizer, special: Sequence[str]) -> None:
         """`special` are the special tokens as texts, longer ones first."""
         self._own = {text: new_name() for text in special}
-        self._hidden = {text: new_name() for text in special}
+        # Stand-ins begin alike, so that all of them are found in one pass, however many there are.
+        start, digits = new_name(), len(str(len(special)))
+        self._hidden = {text: f"{start}{place:0{digits}}" for place, text in enumerate(special)}
+        # Also as JSON in ASCII has them.
+        self._shown = {stand_in: text for text, stand_in in self._hidden.items()}
+        self._shown |= {_in_json(stand_in): _in_json(text) for text, stand_in in self._hidden.items()}
+        self._stand_in = re.compile(rf"(?:{start}|{re.escape(_in_json(start))})[0-9]{{{digits}}}")
         self._pattern = re.compile(any_of(special) or "(?!)")
         self.backend = tokenizers.Tokenizer(_without(backend.model, self._own))
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -61,11 +67,7 @@ class Lookalikes:
 
     def show(self, text: str) -> str:
         """A text with the special tokens back in the places of their stand-ins."""
-        for special, stand_in in self._hidden.items():
-            text = text.replace(stand_in, special)
-            # As JSON in ASCII has it.
-            text = text.replace(json.dumps(stand_in)[1:-1], json.dumps(special)[1:-1])
-        return text
+        return self._stand_in.sub(lambda found: self._shown.get(found[0], found[0]), text)
 
     def mark(self, text: str) -> str:
         """A text whose special tokens, other than those that are hidden, have the names by which they are found."""
@@ -108,6 +110,10 @@ class Lookalikes:
 def new_name() -> str:
     """A name that is in no text, since nobody can guess it."""
     return "".join(secrets.choice(_LETTERS) for _ in range(_NAME_LETTERS))
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def any_of(texts: Sequence[str], depth: int = 0) -> str:

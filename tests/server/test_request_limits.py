@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.server_harness import Front
+from support.server_harness import Front, until
 
 from chairlift.engine.sequences.messages import Add, SequencesToWorker
 from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, off_loop
+from chairlift.server.openai import answers
 from chairlift.text.stop import StopAutomaton
 
 
@@ -156,5 +157,128 @@ def test_prompts_that_are_too_long_in_any_case_are_refused_untokenized(monkeypat
         assert tokenized == []
         assert (await front.complete(prompt="short", max_tokens=1)).status == 200
         assert tokenized == ["short"]
+
+    run(go)
+
+
+# Routes that tokenize a conversation or a prompt, each with a body of a large one.
+_HELLO = "hello " * (LARGE_SIZE // 6 + 1)
+LARGE: dict[str, dict[str, Any]] = {
+    "/v1/responses/input_tokens": {"input": _HELLO},
+    "/v1/responses": {"input": _HELLO},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": _HELLO}]},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": _HELLO}], "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": _HELLO}]},
+    "/tokenize": {"messages": [{"role": "user", "content": _HELLO}]},
+    "/v1/completions": {"prompt": _HELLO},
+}
+
+
+class Slow:
+    """Prompts whose tokens nobody gets before the `gate` is open; it is noted which are looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *fronts: Front) -> None:
+        self.gate = threading.Event()
+        self.seen: list[Front] = []
+        for front in fronts:
+            monkeypatch.setattr(front.service, "check_length", lambda texts, front=front: self._wait(front))
+
+    def __enter__(self) -> "Slow":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.gate.set()
+
+    def _wait(self, front: Front) -> None:
+        self.seen.append(front)
+        assert self.gate.wait(10)
+
+
+@pytest.mark.parametrize("path", LARGE)
+def test_of_a_clients_large_prompts_one_is_read_at_a_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no client has all the threads that there are for such."""
+
+    async def go() -> None:
+        mine, other = Front(), Front()
+        with Slow(monkeypatch, mine, other) as slow:
+            calls = [asyncio.ensure_future(mine.post(path, LARGE[path], client="mine")) for _ in range(3)]
+            await until(lambda: slow.seen)
+            calls.append(asyncio.ensure_future(other.post(path, LARGE[path], client="other")))
+            await until(lambda: len(slow.seen) > 1)
+            assert slow.seen == [mine, other]
+        await asyncio.gather(*calls)
+        assert slow.seen.count(mine) == 3
+
+    run(go)
+
+
+@pytest.mark.parametrize("path", LARGE)
+def test_who_hangs_up_has_no_more_read_and_takes_nobody_s_turn(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        gone, later = Front(), Front()
+        with Slow(monkeypatch, gone, later) as slow:
+            first = asyncio.ensure_future(gone.post(path, LARGE[path]))
+            await until(lambda: slow.seen)
+            second = asyncio.ensure_future(gone.post(path, LARGE[path]))
+            gone.gone.set()
+            assert (await second).status == 499
+            last = asyncio.ensure_future(later.post(path, LARGE[path]))
+            await asyncio.sleep(0.02)
+            # What has begun is not over yet.
+            assert (first.done(), slow.seen) == (False, [gone])
+        assert (await first).status == 499
+        await last
+        assert slow.seen == [gone, later]
+
+    run(go)
+
+
+def test_who_hangs_up_ends_the_search_for_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of which reads all of a conversation."""
+
+    async def go() -> None:
+        front = Front()
+        with Slow(monkeypatch, front) as slow:
+            items = [{"role": "user", "content": "hello " * 100} for _ in range(64)]
+            body = {"input": items, "truncation": "auto"}
+            call = asyncio.ensure_future(front.post("/v1/responses/input_tokens", body))
+            await until(lambda: slow.seen)
+            front.gone.set()
+            answer = await asyncio.wait_for(call, 5)
+        assert answer.status == 499
+        await asyncio.sleep(0.02)
+        assert slow.seen == [front]
+
+    run(go)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_that_are_echoed_count_where_they_are_made_text(
+    stream: bool, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be much longer than what follows."""
+    sizes: list[int] = []
+
+    async def watched(size: int, work: Callable[[], Any]) -> Any:
+        sizes.append(size)
+        return await off_loop(size, work)
+
+    monkeypatch.setattr(answers, "off_loop", watched)
+    said = "hello " * 20
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}]
+    final = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+    async def go() -> None:
+        for size, more in ((0, {}), (len(said), {"echo": True}), (8 * len(said), {"echo": True, "n": 8})):
+            sizes.clear()
+            body = {"max_tokens": 1, "stream": stream, **more}
+            front = Front()
+            answer = await (front.chat(**final | body) if chat else front.complete(prompt=said, **body))
+            assert answer.status == 200, answer.body
+            # With the first pieces, and where the whole answer is written.
+            assert min(sizes[0], sizes[-1]) >= size or stream
+            assert max(sizes) >= size
+            assert max(sizes) < 200 or size
 
     run(go)

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from openai.types.responses import Response
@@ -16,7 +18,11 @@ from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, RequestFailed
+from chairlift.server.http.exchange import INLINE_SIZE
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.openai import answers
+from chairlift.server.openai.answers import named_logprobs
+from chairlift.server.responses import output_items
 from chairlift.server.responses.event_log import EventLog
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
@@ -86,6 +92,51 @@ def test_logprobs_leave_out_thoughts_marks_and_calls() -> None:
     assert part["text"] == "Ok, a < b."
     assert b"".join(bytes(each["bytes"]) for each in part["logprobs"]) == b"Ok, a < b."
     assert "logprobs" not in thought["content"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_written_once_and_large_answers_beside_the_loop(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several events of the end have all of them."""
+    named: list[int] = []
+    on_loop: list[int] = []
+    encode = msgspec.json.encode
+
+    def watch_names(words: Any, entries: Any) -> Any:
+        named.append(len(entries))
+        return named_logprobs(words, entries)
+
+    def watched(given: Any) -> bytes:
+        made = encode(given)
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(len(made))
+        return made
+
+    monkeypatch.setattr(output_items, "named_logprobs", watch_names)
+    monkeypatch.setattr(msgspec.json, "encode", watched)
+    front = Front(replying("hello world " * 8))
+    answer = run(lambda: post(front, stream=stream, max_output_tokens=100, **LOGPROBS | {"top_logprobs": 20}))
+    events = events_of(answer.body) if stream else []
+    made = events[-1]["response"] if stream else answer.json()
+    assert len(json.dumps(made)) > INLINE_SIZE
+    assert len(made["output"][0]["content"][0]["logprobs"]) == sum(named) > 15
+    assert 0 < max(on_loop) < INLINE_SIZE
+    kept = run(lambda: show(front, made["id"]))
+    assert kept.json() == made
+
+
+def test_an_answer_has_only_so_many_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream too, which ends with all of them."""
+    monkeypatch.setattr(answers, "_MOST_LOGPROBS", 40)
+    front = Front(replying("hello world " * 8))
+    refused = run(lambda: post(front, max_output_tokens=100, **LOGPROBS))
+    assert (refused.status, refused.error["param"]) == (400, "logprobs")
+    assert "over 40 log-probabilities, too many for one document; ask for fewer" in refused.error["message"]
+    last = events_of(run(lambda: post(front, max_output_tokens=100, stream=True, **LOGPROBS)).body)[-1]
+    assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "invalid_prompt")
+    assert "ask for fewer" in last["response"]["error"]["message"]
+    assert 0 < 3 * len(last["response"]["output"][0]["content"][0]["logprobs"]) <= 40
 
 
 def test_a_call_that_a_stop_cut_in_two_is_incomplete() -> None:

@@ -599,9 +599,9 @@ def test_what_many_alternatives_lead_to_is_looked_at_once(name: str, monkeypatch
 
 def test_an_argument_has_only_so_many_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
     types = Calls(monkeypatch, schemas.SchemaTypes, "of")
+    monkeypatch.setattr(schemas.SchemaTypes, "of", lambda self, schema: types(self, schema))
     many = {"anyOf": [{"const": f"{place}"} for place in range(8000)]}
     with pytest.raises(ValueError, match="the parameters of find: an argument may have 1000 alternatives"):
-        monkeypatch.setattr(schemas.SchemaTypes, "of", lambda self, schema: types(self, schema))
         grammar("glm", tools=tool({"properties": {"a": many}}))
     assert types.count < 1100
 

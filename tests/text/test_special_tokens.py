@@ -1,6 +1,7 @@
 """What looks like a special token in a text that somebody sent is text."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from support.server_harness import Front
 from support.text_tokenizers import KINDS, SAMPLE, build
 from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
-from chairlift.text import Tokenizer
+from chairlift.text import Tokenizer, special_tokens
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.encoding import Cut, TextEncoder
 from chairlift.text.special_tokens import Lookalikes
@@ -104,6 +105,35 @@ def test_wherever_in_a_message_it_is(message: dict[str, Any]) -> None:
     assert prompt.marked is not None
     assert count_special(tokenizer, tokenizer.encode_chat(prompt)) == 1
     assert all(ord(letter) < 0xE000 for letter in prompt.text)
+
+
+class Replaced(str):
+    """Counts how often something is looked for in it."""
+
+    times = 0
+
+    def replace(self, *given: Any) -> "Replaced":
+        Replaced.times += 1
+        return Replaced(super().replace(*given))
+
+
+def test_stand_ins_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many special tokens there are."""
+    special = [f'<"{at}">' for at in range(200)]
+    backend = build("bytelevel")
+    backend.add_tokens([AddedToken(text, special=True) for text in special])
+    hidden = Lookalikes(backend, special)
+    texts = [special[at] for at in (0, 1, 10, 100, 199)]
+    stood_in = [hidden.hide(text) for text in texts]
+    assert not any(text in "".join(stood_in) for text in texts)
+    # A template may have cut one in two.
+    cut = stood_in[0][:-1]
+    written = json.dumps(stood_in) + cut + "é".join(stood_in) + "".join(stood_in)
+    monkeypatch.setattr(special_tokens.json, "dumps", None)
+    shown = hidden.show(Replaced(written))
+    assert Replaced.times == 0
+    monkeypatch.undo()
+    assert shown == json.dumps(texts) + cut + "é".join(texts) + "".join(texts)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from chairlift.server.anthropic.message_answer import MessageAnswer
 from chairlift.server.anthropic.message_blocks import conversation_of
 from chairlift.server.anthropic.message_body import CountBody, MessageBody, check_message_body
 from chairlift.server.http.api_errors import ApiError, PromptTooLong
-from chairlift.server.http.exchange import as_json, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.exchange import as_json, in_turn, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.reply_steps import open_named, reply_options
@@ -36,12 +36,12 @@ async def create_message(request: Request) -> Response:
     """Answer a conversation."""
     raw = await read_body(request)
     body = decode(raw, _message_decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     check_message_body(body)
     _check_stop(service, body.stop_sequences)
     terms = terms_of(request.scope)
     service.check_load(terms)
-    opened, continues = await _open(service, body, len(raw))
+    opened, continues = await _open(request, service, body, len(raw))
     max_tokens = _max_tokens(service, opened, body.max_tokens)
     params = _params(body, service.sampling_defaults, max_tokens)
     request_id = new_id("msg", "_")
@@ -56,19 +56,22 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation's prompt has; nothing is generated."""
     raw = await read_body(request)
     body = decode(raw, _count_decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     check_message_body(body)
-    opened, _ = await _open(service, body, len(raw))
+    opened, _ = await _open(request, service, body, len(raw))
     return as_json({"input_tokens": len(opened.prompt_ids)})
 
 
-async def _open(service: SequenceService, body: CountBody, size: int) -> tuple[OpenConversation, bool]:
+async def _open(
+    request: Request, service: SequenceService, body: CountBody, size: int
+) -> tuple[OpenConversation, bool]:
     """The conversation, and whether the answer continues its last message."""
-    conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
-    try:
-        opened = await open_named(service, conversation, _CONVERSATION_NAMES)
-    except PromptTooLong as error:
-        raise _too_long(error.least, error.limit) from None
+    async with in_turn(request, size):
+        conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
+        try:
+            opened = await open_named(service, conversation, _CONVERSATION_NAMES)
+        except PromptTooLong as error:
+            raise _too_long(error.least, error.limit) from None
     return opened, conversation.continue_final_message
 
 

@@ -5,10 +5,11 @@ import contextlib
 import hashlib
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import Request
@@ -19,8 +20,9 @@ from chairlift.bodies import decode
 from chairlift.config.server import ServerConfig
 from chairlift.errors import DeadlineExceeded, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
+from chairlift.server.http.buffered import HeldBody, buffers_full
 from chairlift.server.http.compressed import check_encoding, unpacked
-from chairlift.server.http.tenants import TENANT, Tenant
+from chairlift.server.http.tenants import TENANT, Tenant, client_in
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ T = TypeVar("T")
 BACKGROUND = "chairlift.background"
 # Others: what the server holds of its body, how long it may take, and that it came over one connection too many.
 HELD, LIMIT, CROWDED = "chairlift.held", "chairlift.limit", "chairlift.crowded"
-# A client that still writes when the connection closes may never see the answer, so this much more is read and dropped.
+# Whoever still writes at the close may never see the answer, so up to this many times the limit is read and dropped.
 DRAIN_FACTOR = 4
 # The time that a body gets before its rate counts.
 BODY_GRACE_S = 5.0
@@ -44,6 +46,8 @@ DONE = b"data: [DONE]\n\n"
 
 # Few: they share the cores with the model.
 _large = ThreadPoolExecutor(2, thread_name_prefix="chairlift-large")
+# Whose turn it is, by client: forgotten as soon as nobody has it, or waits for it.
+_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 _MAX_PRIORITY = 2**31
 _MOST_SALT = 64
 _OCTETS = "application/octet-stream"
@@ -131,119 +135,6 @@ def _integer(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
-
-
-# What the server holds of all of them
-
-
-class Buffered:
-    """Counts the bytes held for all connections together: bodies until they are answered, and answers not yet sent.
-
-    `held` is never more than `limit` but for what `add` counts. Everything happens on one event loop.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-        # Of `held`: what messages may turn out to have that are still on their way in.
-        self._expected = 0
-        self._door = asyncio.Lock()
-        self._change: asyncio.Future[None] | None = None
-
-    def take(self, size: int) -> bool:
-        """Count so many bytes more, or none of them if there is no room."""
-        if self.held + size > self.limit:
-            return False
-        self.held += size
-        return True
-
-    def add(self, size: int) -> None:
-        """Count bytes that are there already, whether there is room or not."""
-        self.held += size
-
-    def give(self, size: int) -> None:
-        """Bytes that were counted are held no more."""
-        self.held -= size
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
-
-    async def expect(self, most: int) -> None:
-        """Make room for a message that is yet to be read, of at most so many bytes; `arrived` takes the rest back.
-
-        Waits while others that are still being read may turn out to be small. Raises ApiError (429) if there is no
-        room beside what is held for certain.
-        """
-        if not self._door.locked() and self._expect(most):
-            return
-        async with self._door:
-            while not self._expect(most):
-                self._change = asyncio.get_running_loop().create_future()
-                await self._change
-
-    def arrived(self, most: int, size: int) -> None:
-        """A message that was expected has so many bytes, 0 if none came."""
-        self._expected -= most
-        self.give(most - size)
-
-    def _expect(self, most: int) -> bool:
-        if self.held - self._expected + most > self.limit:
-            raise buffers_full()
-        # Messages that never come must not keep out bodies whose bytes are known, so they get half of it all.
-        if self.held + most > self.limit or (self._expected and self._expected + most > self.limit // 2):
-            return False
-        self._expected += most
-        self.held += most
-        return True
-
-
-class HeldBody:
-    """What is held of one request's body, `size` bytes.
-
-    `refused` says that the bytes of others left no room for all of it; `dropped` are those that came since.
-    """
-
-    __slots__ = ("_all", "dropped", "refused", "size")
-
-    def __init__(self, buffered: Buffered) -> None:
-        self._all = buffered
-        self.size = self.dropped = 0
-        self.refused = False
-
-    def take(self, size: int) -> bool:
-        """Count another piece, or have it dropped: without it the rest is of no use, so nothing stays counted."""
-        if not self.refused and self._all.take(size):
-            self.size += size
-            return True
-        self.refused = True
-        self.dropped += size
-        self.release()
-        return False
-
-    def give(self, size: int) -> None:
-        """So many bytes have been dealt with."""
-        size = min(size, self.size)
-        self.size -= size
-        self._all.give(size)
-
-    def release(self) -> None:
-        """Nothing of it is needed any more."""
-        self.give(self.size)
-
-
-def buffers_full(close: bool = False) -> ApiError:
-    """The refusal of a request that has to wait for the bytes of others."""
-    problem = "the server holds all the bytes of requests and answers that it may (max_buffered_bytes); try again"
-    return _later(problem, "buffers_full", close)
-
-
-def too_many(what: str, limit: int, setting: str, close: bool = True) -> ApiError:
-    """The refusal of a connection, call, stream or upload for which `limit` others leave no place."""
-    return _later(f"there are {limit} {what} already ({setting}); try again", f"too_many_{what}", close)
-
-
-def _later(problem: str, code: str, close: bool) -> ApiError:
-    headers = {"Retry-After": "1"} | ({"Connection": "close"} if close else {})
-    return ApiError(429, problem, code=code, kind="rate_limit_exceeded", headers=headers)
 
 
 def out_of_time(seconds: float) -> DeadlineExceeded:
@@ -357,6 +248,8 @@ async def _read(request: Request, config: ServerConfig, limit: _Limit, timer: as
         chunk: bytes = message.get("body", b"")
         more = message.get("more_body", False)
         held = request.scope.get(HELD)
+        if held:
+            held.charge(client_in(request.scope))
         size += len(chunk)
         seen = size + held.dropped if held else size
         if seen <= most and not (held and held.refused):
@@ -381,7 +274,15 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
         return work()
     if size <= LARGE_SIZE:
         return await asyncio.to_thread(work)
-    return await asyncio.get_running_loop().run_in_executor(_large, work)
+    job = _large.submit(work)
+    done = asyncio.wrap_future(job)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        # What has begun goes on, and keeps its client's turn.
+        if not job.cancel():
+            await asyncio.wait([done])
+        raise
 
 
 def stays(receive: Receive) -> bool:
@@ -390,7 +291,7 @@ def stays(receive: Receive) -> bool:
 
 
 class until_gone:
-    """Cancels what is inside as soon as the client hangs up, and raises a 499. The body must have been read."""
+    """Cancels what is inside as soon as the client hangs up, and raises a 499. A POST's body must have been read."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -418,6 +319,23 @@ class until_gone:
             pass
         self._gone = True
         self._task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def in_turn(request: Request, size: int) -> AsyncIterator[None]:
+    """Around what is done with a text of that `size` before it is answered: of a client's large ones one at a time.
+
+    It ends if the client hangs up, as in `until_gone`.
+    """
+    if size <= INLINE_SIZE:
+        yield
+        return
+    async with until_gone(request.receive):
+        if size <= LARGE_SIZE:
+            yield
+            return
+        async with _turns.setdefault(client_in(request.scope), asyncio.Lock()):
+            yield
 
 
 # Its answer

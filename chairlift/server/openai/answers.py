@@ -124,6 +124,18 @@ def named_logprobs(
     ]
 
 
+def logprobs_size(count: int) -> int:
+    """About how many characters so many log-probabilities have in a document."""
+    return count * _LOGPROB_CHARS
+
+
+def check_logprobs(size: int, instead: str) -> None:
+    """Raise InvalidRequest where log-probabilities of so many characters are too many for one document."""
+    if size > _MOST_LOGPROBS * _LOGPROB_CHARS:
+        problem = f"the answer has over {_MOST_LOGPROBS} log-probabilities, too many for one document"
+        raise InvalidRequest(f"{problem}; {instead}", "logprobs")
+
+
 def id_name(token_id: int) -> str:
     """A token as it is named with `return_tokens_as_token_ids`."""
     return f"token_id:{token_id}"
@@ -172,19 +184,18 @@ class SequenceAnswer:
         size = length = 0
         async with until_gone(request.receive), contextlib.aclosing(pieces(self.samples)) as groups:
             async for group in groups:
-                more = self._size(group)
+                more, echoed = self._size(group), self.echo_size(group)
                 size += more
-                length += sum(len(piece.text) for piece in group)
-                if size > _MOST_LOGPROBS * _LOGPROB_CHARS:
-                    problem = f"the answer has over {_MOST_LOGPROBS} log-probabilities, too many for one document"
-                    raise InvalidRequest(f"{problem}; stream it, or ask for fewer", "logprobs")
-                await off_loop(more, partial(self._keep, group))
+                length += echoed + sum(len(piece.text) for piece in group)
+                check_logprobs(size, "stream it, or ask for fewer")
+                await off_loop(more + echoed, partial(self._keep, group))
         # To take the text apart takes as long as its length, as does writing it.
         size += length
         choices = await off_loop(size, self._choices)
         counted = usage(self.samples, self.n, self._show_cached, thought=await self.reasoning_tokens())
-        about = self._about | {"choices": choices, "usage": counted}
-        raw = await off_loop(size, lambda: encode(about | self.beside()))
+        about = self._about | {"choices": choices}
+        # Last, where it is found without reading all of it.
+        raw = await off_loop(size, lambda: encode(about | self.beside() | {"usage": counted}))
         return Response(raw, headers=headers, media_type="application/json")
 
     def _size(self, group: list[Piece]) -> int:
@@ -194,7 +205,7 @@ class SequenceAnswer:
             count += sum(1 + len(entry.top) for entry in piece.logprobs)
             if piece.first:
                 count += sum(1 + len(entry.top) for entry in piece.sample.prompt_logprobs)
-        return count * _LOGPROB_CHARS
+        return logprobs_size(count)
 
     def _keep(self, group: list[Piece]) -> None:
         for piece in group:
@@ -218,7 +229,8 @@ class SequenceAnswer:
         written = at_once(self.samples, writer, self._events, self.around_text())
         async with contextlib.aclosing(pieces(self.samples, written)) as groups:
             async for group in groups:
-                chunk = await off_loop(self._size(group), partial(self._events, group))
+                size = self._size(group) + self.echo_size(group)
+                chunk = await off_loop(size, partial(self._events, group))
                 unfinished -= sum(piece.finish_reason is not None for piece in group)
                 if not unfinished:
                     thought = await self.reasoning_tokens() if self.events.counts else None
@@ -232,6 +244,10 @@ class SequenceAnswer:
     async def reasoning_tokens(self) -> int | None:
         """How many of the tokens are reasoning; None where it is not known how the model reasons."""
         return None
+
+    def echo_size(self, group: list[Piece]) -> int:
+        """About how many characters of prompts some pieces bring along."""
+        return 0
 
     def text(self, piece: Piece) -> str:
         """What a piece adds to the text."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.core.sequences.request import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import encode_line, new_id, read_body, terms_of
+from chairlift.server.http.exchange import encode_line, in_turn, new_id, read_body, terms_of
 from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.reply_steps import reasoning_tokens
@@ -40,15 +40,16 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     raw = await read_body(request)
     body = decode(raw, _decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     service.check(body.n, body.stop)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     service.check_load(terms)
     params = _params(body, service.sampling_defaults)
     check_messages(body.messages)
-    grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
-    opened = await open_conversation(service, _conversation(body, len(raw), grammar))
+    async with in_turn(request, len(raw)):
+        grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
+        opened = await open_conversation(service, _conversation(body, len(raw), grammar))
     request_id = new_id("chatcmpl")
     continues = bool(body.continue_final_message)
     options = options_of(body, continues=continues, grammar=opened.grammar)._replace(shown=opened.shown)
@@ -233,6 +234,10 @@ class ChatAnswer(SequenceAnswer):
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
         last = body.messages[-1]
         self._echo = text_of(last.get("content")) if body.echo and last["role"] == "assistant" else ""
+
+    def echo_size(self, group: list[Piece]) -> int:
+        """The last message, for each sample that begins."""
+        return len(self._echo) * sum(piece.first for piece in group)
 
     def keep_logprobs(self, piece: Piece) -> None:
         """Keep them as they are."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.core.sequences.request import SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
-from chairlift.server.http.exchange import encode_line, new_id, off_loop, read_body, terms_of
+from chairlift.server.http.exchange import encode_line, in_turn, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
@@ -20,6 +20,8 @@ from chairlift.text.detokenize import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16
+# So many characters are tokenized in about the time in which one token is made text.
+_TOKEN_CHARS = 4
 # Of events.
 _TEXT, _LOGPROBS, _NO_LOGPROBS, _NO_END = b'"text":', b',"logprobs":', b"null", b',"finish_reason":null}'
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -29,13 +31,14 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     raw = await read_body(request)
     body = decode(raw, _decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     service.check(body.n, body.stop, body.best_of)
     check_supported(body)
     terms = terms_of(request.scope, body.priority)
     service.check_load(terms)
     params = _params(body, service.sampling_defaults)
-    prompts = await _prompts(service, body)
+    async with in_turn(request, len(raw)):
+        prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
     nothing_wanted = body.max_tokens == 0
     grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
@@ -162,6 +165,10 @@ class CompletionAnswer(SequenceAnswer):
             return piece.text
         return self._echo(piece.sample).text + piece.text
 
+    def echo_size(self, group: list[Piece]) -> int:
+        """The prompts of samples that begin: they are made text again, and may be tokenized once more."""
+        return sum(self._prompt_size(piece.sample) for piece in group if piece.first) if self._body.echo else 0
+
     def keep_logprobs(self, piece: Piece) -> None:
         """Add them to the four lists, and to what samples are compared by."""
         if self._scores is not None:
@@ -216,10 +223,16 @@ class CompletionAnswer(SequenceAnswer):
         """The sample's prompt, made when it is first asked for: by then it is known to fit the model."""
         index = sample.index // self.n
         if index not in self._echoes:
-            given = self._body.prompt if isinstance(self._body.prompt, str) else self._body.prompt[index]
-            text = given if isinstance(given, str) else None
-            self._echoes[index] = _Echo(self.tokenizer, text, self._prompts[index], self._body)
+            self._echoes[index] = _Echo(self.tokenizer, self._given(index), self._prompts[index], self._body)
         return self._echoes[index]
+
+    def _given(self, index: int) -> str | None:
+        """A prompt as it was sent, if that was text."""
+        given = self._body.prompt if isinstance(self._body.prompt, str) else self._body.prompt[index]
+        return given if isinstance(given, str) else None
+
+    def _prompt_size(self, sample: Sample) -> int:
+        return _TOKEN_CHARS * len(sample.prompt_ids) + len(self._given(sample.index // self.n) or "")
 
     def _add_logprobs(self, target: LegacyLogprobs, piece: Piece) -> None:
         sample, base, count = piece.sample, 0, self._body.logprobs or 0

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import as_json, off_loop, read_body
+from chairlift.server.http.exchange import as_json, in_turn, off_loop, read_body
 from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import SequenceService
@@ -55,9 +55,10 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 async def tokenize_prompt(request: Request, raw: bytes) -> Response:
     """The tokens of a prompt or a chat, which the body has; nothing is generated."""
     body = decode(raw, _tokenize_decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     _check(body)
-    ids = await _tokens(service, body, len(raw))
+    async with in_turn(request, len(raw)):
+        ids = await _tokens(service, body, len(raw))
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
     answer["token_strs"] = None
     if body.return_token_strs:
@@ -104,7 +105,7 @@ async def _tokens(service: SequenceService, body: TokenizeBody, size: int) -> li
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones as they are written."""
     body = decode(await read_body(request), _detokenize_decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     tokenizer, ids, most = service.tokenizer, body.tokens, service.max_model_len
     if most is not None and len(ids) > most:
         message = f"tokens holds {len(ids)} tokens, more than this model's maximum context length of {most}"

@@ -28,23 +28,23 @@ class NewResponse(NamedTuple):
     store: ResponseStore
     tenant: Tenant | None
 
-    def stored(self, document: ResponseDocument) -> StoredResponse:
+    def stored(self, document: bytes) -> StoredResponse:
         """It with this document, as it is kept."""
         previous, given = self.about["previous_response_id"], msgspec.json.encode(self.items)
-        return StoredResponse(self.about["id"], previous, given, encode_document(document))
+        return StoredResponse(self.about["id"], previous, given, document)
 
-    def keep(self, document: ResponseDocument) -> None:
+    def keep(self, document: bytes) -> None:
         """Keep it with this document."""
         self.store.put(self.tenant, self.stored(document))
 
     def begin(self, stack: contextlib.ExitStack) -> EventLog:
         """Have it answered in the background; its events. The stack is closed when that is over. Raises a 413."""
-        store, tenant, stored = self.store, self.tenant, self.stored(self.about)
+        store, tenant, stored = self.store, self.tenant, self.stored(encode_document(self.about))
         stored.log = EventLog()
 
-        def keep(document: ResponseDocument) -> None:
+        def keep(document: bytes) -> None:
             stored.task = None
-            store.change(tenant, stored, encode_document(document))
+            store.change(tenant, stored, document)
 
         answer = ResponseAnswer(self.service, self.about, self.sample, self.opened, keep)
         stack.callback(answer.close)

@@ -1,6 +1,5 @@
 """A reply as the items of a response's output, and the events that tell of them as they come."""
 
-from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -9,7 +8,7 @@ import msgspec
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.server.http.exchange import new_id
 from chairlift.server.models.sequence_service import Sample
-from chairlift.server.openai.answers import named_logprobs
+from chairlift.server.openai.answers import check_logprobs, logprobs_size, named_logprobs
 from chairlift.server.responses.item_ids import make_item_id
 from chairlift.server.responses.response_body import ResponseItem
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
@@ -19,46 +18,66 @@ from chairlift.text.tokenizer import Tokenizer
 ItemEvent = dict[str, Any]
 
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+_NO_LOGPROBS = b"[]"
 
 
 class TextLogprobs:
-    """The log-probabilities of a sample's tokens, of which each part of the answer gets those that it is made of."""
+    """The log-probabilities of a sample's tokens, of which each part of the answer gets those that it is made of.
+
+    `entries` are those that no part has yet.
+    """
 
     def __init__(self, sample: Sample, tokenizer: Tokenizer) -> None:
         self.entries: list[TokenLogprob] = []
         self._sample, self._tokenizer = sample, tokenizer
-        self._next = 0
+        self._each = logprobs_size(1 + (sample.stream.request.params.logprobs or 0))
+        self._before = 0
 
-    def of(self, part: ContentPart) -> list[dict[str, Any]]:
-        """Those of a part; parts come in order, and a token of two is the first one's."""
-        offsets, end, found = self._sample.offsets, part.start + len(part.text), []
-        while self._next < len(self.entries) and offsets[self._next] < end:
-            index = self._next
-            self._next += 1
+    @property
+    def size(self) -> int:
+        """About how many characters those have that no part has yet. Raises InvalidRequest for too many in all."""
+        left = len(self.entries)
+        check_logprobs((self._before + left) * self._each, "ask for fewer (top_logprobs)")
+        return left * self._each
+
+    def of(self, part: ContentPart) -> bytes:
+        """Those of a part as JSON; parts come in order, and a token of two is the first one's."""
+        offsets, end, found, taken = self._sample.offsets, part.start + len(part.text), [], 0
+        for index, entry in enumerate(self.entries, self._before):
+            if offsets[index] >= end:
+                break
+            taken += 1
             after = offsets[index + 1] if index + 1 < len(offsets) else inf
             if offsets[index] >= part.start or after > part.start:
-                found.append(self.entries[index])
-        return named_logprobs(self._tokenizer, found)
+                found.append(entry)
+        del self.entries[:taken]
+        self._before += taken
+        return msgspec.json.encode(named_logprobs(self._tokenizer, found))
 
 
 class OutputItems:
-    """The items of one reply, a response's. A part of another kind than the last begins the next item."""
+    """The items of one reply, a response's. A part of another kind than the last begins the next item.
+
+    All log-probabilities have `size` characters. Events and items have them as they were written once.
+    """
 
     def __init__(self, response: str, logprobs: TextLogprobs | None = None) -> None:
         self.done: list[ResponseItem] = []
         self.reasoning: list[str] = []
+        self.size = 0
         self._response = response
         self._logprobs = logprobs
         self._open: ResponseItem | None = None
         # Of the item that is open: its text, or a call's arguments, and the log-probabilities of a message.
         self._text: list[str] = []
-        self._found: list[dict[str, Any]] = []
+        self._found: list[bytes] = []
 
     def push(self, part: ReplyPart) -> list[ItemEvent]:
         """Another part."""
         match part:
             case ContentPart():
-                return self._say("message", part.text, [] if self._logprobs is None else self._logprobs.of(part))
+                found = _NO_LOGPROBS if self._logprobs is None else self._logprobs.of(part)
+                return self._say("message", part.text, found)
             case ReasoningPart():
                 self.reasoning.append(part.text)
                 return self._say("reasoning", part.text)
@@ -74,11 +93,13 @@ class OutputItems:
         events = [] if self.done or self._open is not None else self._begin_text("message")
         return events + self._end("completed" if complete else "incomplete")
 
-    def _say(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[ItemEvent]:
+    def _say(self, kind: str, text: str, logprobs: bytes = _NO_LOGPROBS) -> list[ItemEvent]:
         events = [] if self._open is not None and self._open["type"] == kind else self._begin_text(kind)
         self._text.append(text)
-        self._found += logprobs
-        more: ItemEvent = {"logprobs": logprobs} if kind == "message" else {}
+        if logprobs != _NO_LOGPROBS:
+            self._found.append(logprobs[1:-1])
+            self.size += len(logprobs)
+        more: ItemEvent = {"logprobs": msgspec.Raw(logprobs)} if kind == "message" else {}
         return [*events, self._of_item(f"{_TEXT_EVENTS[kind]}.delta", content_index=0, delta=text, **more)]
 
     def _begin_text(self, kind: str) -> list[ItemEvent]:
@@ -103,7 +124,7 @@ class OutputItems:
             # Clients parse it as JSON.
             events = self.push(ArgumentsPart(0, "{}"))
         text, self._text = "".join(self._text), []
-        found, self._found = self._found, []
+        found, self._found = b"[%b]" % b",".join(self._found), []
         if item["type"] == "function_call" and not _is_json(text):
             # A client's own stop may be in the midst of it.
             status = "incomplete"
@@ -114,7 +135,7 @@ class OutputItems:
         else:
             part = _part(item["type"], text, found)
             item["content"] = [part]
-            more: ItemEvent = {"logprobs": found} if item["type"] == "message" else {}
+            more: ItemEvent = {"logprobs": msgspec.Raw(found)} if item["type"] == "message" else {}
             events += [
                 self._of_item(f"{_TEXT_EVENTS[item['type']]}.done", content_index=0, text=text, **more),
                 self._of_item("response.content_part.done", content_index=0, part=part),
@@ -137,7 +158,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _part(kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> ResponseItem:
+def _part(kind: str, text: str, logprobs: bytes = _NO_LOGPROBS) -> ResponseItem:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": msgspec.Raw(logprobs)}

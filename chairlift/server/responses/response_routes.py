@@ -19,6 +19,7 @@ from chairlift.server.http.exchange import (
     Terms,
     as_json,
     encode_line,
+    in_turn,
     new_id,
     off_loop,
     read_body,
@@ -90,15 +91,14 @@ async def create_response(request: Request) -> Response:
     """POST: answer a conversation."""
     raw = await read_body(request)
     body = decode(raw, _decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     service.check(None, body.stop)
     check_response_body(body)
     params = response_params(body, service.sampling_defaults)
     store, tenant = _store(request), request.scope.get(TENANT)
     terms = _terms(request, body, store)
     service.check_load(terms)
-    ask = await _understand(request, service, body, len(raw))
-    opened = await ask.open(service, body, body.max_output_tokens)
+    ask, opened = await _open(request, service, body, len(raw), body.max_output_tokens)
     request_id = new_id("resp", "_")
     options = reply_options(opened, bool(body.stream), body.cache_salt, body.cache_prompt is not False)
     with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ async def create_response(request: Request) -> Response:
         if body.background:
             log, headers = new.begin(stack.pop_all()), {"X-Request-Id": request_id}
             return _follow(log, -1, headers) if body.stream else as_json(about, headers)
-    keep = new.keep if kept else _forget
+    keep = new.keep if kept else None
     return await ResponseAnswer(service, about, sample, opened, keep).respond(request, bool(body.stream))
 
 
@@ -141,19 +141,26 @@ async def count_input_tokens(request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens the prompt has; nothing is generated."""
     raw = await read_body(request)
     body = decode(raw, _input_decoder)
-    service = models_of(request).language_model(body.model, request.url.path)
+    service = models_of(request).language_model(body.model, request.scope["path"])
     check_input_body(body)
-    opened = await (await _understand(request, service, body, len(raw))).open(service, body)
+    _, opened = await _open(request, service, body, len(raw))
     return as_json({"object": "response.input_tokens", "input_tokens": len(opened.prompt_ids)})
 
 
-async def _understand(request: Request, service: SequenceService, body: InputBody, size: int) -> _Ask:
-    """A body of that many bytes, with what was before it. Raises InvalidRequest naming the field, or ApiError."""
+async def _open(
+    request: Request, service: SequenceService, body: InputBody, size: int, max_tokens: int | None = None
+) -> tuple[_Ask, OpenConversation]:
+    """A body of that many bytes, with what was before it, opened. Raises InvalidRequest naming the field, or ApiError.
+
+    With what was before it, it may take long: in its client's turn, and until that hangs up.
+    """
     previous, store, tenant = body.previous_response_id, _store(request), request.scope.get(TENANT)
     turns = store.turns(tenant, previous) if previous is not None else []
     holders = store.holders(tenant, references_in(body.input))
     size += sum(stored.size for stored in (*turns, *holders))
-    return await off_loop(size, lambda: _read(service, body, turns, holders, size))
+    async with in_turn(request, size):
+        ask = await off_loop(size, lambda: _read(service, body, turns, holders, size))
+        return ask, await ask.open(service, body, max_tokens)
 
 
 def _read(
@@ -240,10 +247,6 @@ def _about(
 
 def _given(form: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(form).items() if value is not None}
-
-
-def _forget(document: ResponseDocument) -> None:
-    """Keep nothing."""
 
 
 async def show_response(request: Request) -> Response:

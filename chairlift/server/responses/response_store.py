@@ -10,7 +10,7 @@ import msgspec
 from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import too_many
+from chairlift.server.http.buffered import too_many
 from chairlift.server.http.tenants import Tenant
 from chairlift.server.responses.event_log import EventLog
 from chairlift.server.responses.input_items import no_item
