@@ -16,9 +16,10 @@ from chairlift.config.server import ServerConfig
 from chairlift.server.batches.service import Batches
 from chairlift.server.direct import Direct
 from chairlift.server.http.api_errors import HANDLED, ApiError, as_api_error
+from chairlift.server.http.buffered import too_many
 from chairlift.server.http.docs import Docs
 from chairlift.server.http.endpoint import Endpoint
-from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_time, stays, too_many
+from chairlift.server.http.exchange import BACKGROUND, CROWDED, LIMIT, out_of_time, stays
 from chairlift.server.http.origins import CheckOrigin, Origins, ShareAnswers, check_local
 from chairlift.server.http.tenants import OPEN_PATHS, TENANT, Keys, Tenant, admitted, no_key
 from chairlift.server.live.feed import LiveFeed
@@ -142,11 +143,11 @@ class _Routes:
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for the errors that are expected."""
     if isinstance(error, HTTPException) and error.status_code == 404:
-        error = no_route(request, hint_for(request.url.path))
+        error = no_route(request, hint_for(request.scope["path"]))
     elif isinstance(error, HTTPException) and error.status_code == 405:
-        message = f"{request.url.path} does not take {request.method}"
+        message = f"{request.scope['path']} does not take {request.method}"
         error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
-    return as_api_error(error).response(shape_of(request.url.path))
+    return as_api_error(error).response(shape_of(request.scope["path"]))
 
 
 class _CountAnswers:

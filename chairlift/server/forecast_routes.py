@@ -9,6 +9,7 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.plan.what_if import Foretold, ItemQuestion, SequenceQuestion
 from chairlift.server.http.exchange import as_json, read_body, until_gone
+from chairlift.server.http.origins import check_same_site
 from chairlift.server.models.registry import model_in_path
 from chairlift.server.models.seen import WINDOW_S, lately, past_of
 from chairlift.server.models.twin import Twin
@@ -17,6 +18,7 @@ from chairlift.server.other_settings import BODY, given_in, other_settings
 
 async def show_forecast(request: Request) -> Response:
     """The last minutes as they were, as the twin has them, and as it has them with these settings."""
+    check_same_site(request.scope)
     body = decode(await read_body(request, untyped=True) or b"{}", BODY)
     service = model_in_path(request, request.path_params["model"])
     other = other_settings(service, given_in(body))

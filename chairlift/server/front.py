@@ -223,7 +223,7 @@ class _Front:
         """The HTTP server, and the gRPC server for as long as that runs."""
         from chairlift.server.app import create_app, make_feed
         from chairlift.server.batches.service import Batches
-        from chairlift.server.http.exchange import Buffered
+        from chairlift.server.http.buffered import Buffered
         from chairlift.server.http.protocol import make_server
         from chairlift.server.http.tenants import Keys
         from chairlift.server.models.registry import Models

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from chairlift.errors import Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import PartStream, off_loop
+from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import query_of, whole_number
-from chairlift.server.live.live_routes import check_same_site
 from chairlift.server.models.registry import Models, models_of
 from chairlift.server.models.trace_notes import SeenLine, TraceNotes
 
@@ -31,7 +31,7 @@ _RETRY = {"Retry-After": "5"}
 
 async def stream_recording(request: Request) -> Response:
     """A line for each request of any model, until the reader leaves, or for so many `seconds`."""
-    check_same_site(request)
+    check_same_site(request.scope)
     given = query_of(request, RECORDING_QUERY).get("seconds")
     seconds = None if given is None else whole_number(given, _MOST_SECONDS, "seconds")
     recordings: set[TraceNotes] = request.app.state.recordings

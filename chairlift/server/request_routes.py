@@ -15,8 +15,8 @@ from starlette.responses import Response
 from chairlift.core.items.item import Item
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, off_loop, until_gone
+from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import page_limit, query_of
-from chairlift.server.live.live_routes import check_same_site
 from chairlift.server.models import item_view, sequence_view
 from chairlift.server.models.faster import ANSWERED, what_if
 from chairlift.server.models.registry import ModelService, models_of
@@ -76,7 +76,7 @@ async def show_request(request: Request) -> Response:
 
 async def show_trace(request: Request) -> Response:
     """The last minute of all models, in Chrome's trace format."""
-    check_same_site(request)
+    check_same_site(request.scope)
     now, viewer = time.monotonic(), Viewer.of(request.scope)
     models = [snapshot(model, viewer, now) for model in models_of(request).all()]
     raw = await off_loop(sum(model.size for model in models), lambda: trace_document(models, now))

@@ -10,6 +10,7 @@ from chairlift.bodies import decode
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import as_json, read_body
+from chairlift.server.http.origins import check_same_site
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import model_in_path
 from chairlift.server.models.sequence_service import SequenceService
@@ -23,6 +24,7 @@ _COUNTS = ("max_num_seqs", "batch_size", "max_num_batched_tokens")
 
 async def change_settings(request: Request) -> Response:
     """Have a model go by other settings until it is loaded again. Nobody who runs is stopped."""
+    check_same_site(request.scope)
     given = given_in(decode(await read_body(request), BODY))
     service = model_in_path(request, request.path_params["model"])
     if not given:

@@ -132,6 +132,19 @@ def test_pipelined_requests_are_answered_in_order(server: Listening) -> None:
         assert [json.loads(answer(stream)[2])["predictions"] for _ in range(5)] == [[2 * n] for n in range(5)]
 
 
+def test_many_pipelined_requests_are_answered_in_order(server: Listening) -> None:
+    """Some are refused at once, and some are long, so that there is not room for all at a time."""
+    lists = [b"[%d%b]" % (n, b" " * (n % 5 * 8000)) if n % 3 else b"[]" for n in range(100)]
+    with connect(server) as client, client.makefile("rb") as stream:
+        sent = b"".join(b"".join(head_and_body(b'{"instances": %b}' % each, headers=JSON)) for each in lists)
+        sender = threading.Thread(target=client.sendall, args=(sent,))
+        sender.start()
+        for n in range(100):
+            status, _, body = answer(stream)
+            assert json.loads(body)["predictions"] == [2 * n] if n % 3 else status == 400
+        sender.join()
+
+
 def test_a_connection_is_kept_or_closed_as_asked(server: Listening) -> None:
     with connect(server) as client, client.makefile("rb") as stream:
         for headers in (JSON, JSON, JSON + "Connection: close\r\n"):

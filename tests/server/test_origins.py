@@ -176,6 +176,17 @@ def test_names_of_this_machine_are_answered(host: str) -> None:
     assert call(Front(), "GET", "/v1/models").status == 200
 
 
+def test_a_host_that_is_none_is_no_reason_to_fail() -> None:
+    for method, path, status in (
+        ("POST", "/v1/completions", 200),
+        ("POST", "/nowhere", 404),
+        ("PUT", "/v1/models", 405),
+        ("GET", "/v1/models/nobody", 404),
+    ):
+        answer = call(Front(), method, path, {"prompt": "x"}, Host="[")
+        assert answer.status == status, answer.body
+
+
 def test_which_names_count_follows_from_the_settings() -> None:
     def known(name: str, **settings: Any) -> bool:
         return Origins(ServerConfig(**settings)).knows(name.encode())

@@ -170,6 +170,15 @@ def test_it_takes_the_right_to_or_this_machine(tmp_path: Path) -> None:
         refused = await change(open_to_all, body, origin="https://elsewhere.example")
         assert refused.status == 403, "a web page elsewhere"
         assert open_to_all.client.config.max_num_seqs == 64
+        # Pages of all sites may ask the models, but not change them, unless they bring a key.
+        shared = serving(SequenceConfig(model="tiny"), allowed_origins=("*",))
+        for page in ({"origin": "https://elsewhere.example"}, {"sec-fetch-site": "cross-site"}):
+            refused = await change(shared, body, **page)
+            assert (refused.status, refused.error["code"]) == (403, "cross_origin")
+        assert shared.client.config.max_num_seqs == 64
+        assert (await change(shared, body, origin="http://127.0.0.1:8000")).status == 200, "its own page"
+        keyed = serving(SequenceConfig(model="tiny"), allowed_origins=("*",), api_keys=keys)
+        assert (await change(keyed, body, origin="https://elsewhere.example", **bearer("root"))).status == 200
 
     run(go)
 

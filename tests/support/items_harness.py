@@ -23,7 +23,7 @@ from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.server.app import create_app
 from chairlift.server.batches.service import Batches
-from chairlift.server.http.exchange import Buffered
+from chairlift.server.http.buffered import Buffered
 from chairlift.server.http.protocol import make_server
 from chairlift.server.http.tenants import Keys
 from chairlift.server.http.tls import make_tls

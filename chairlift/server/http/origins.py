@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.api_errors import ApiError, Shape
 from chairlift.server.http.endpoint import ShortWay
+from chairlift.server.http.tenants import TENANT
 
 _ANY = "*"
 # Methods that only read: without the headers below, a browser keeps their answers from other sites' pages.
@@ -63,10 +64,9 @@ class Origins:
                 origin = value.decode("latin-1")
             elif name == b"sec-fetch-site":
                 site = value.decode("latin-1").lower()
-        if scope["method"] in _READING or self.allows(origin):
+        if scope["method"] in _READING or self.allows(origin) or not _is_foreign(origin, site, host):
             return None
-        own = not origin or (origin.lower().partition("://")[2] == host and bool(host))
-        return None if own and site not in _FOREIGN else _cross_origin(origin or "another site")
+        return _cross_origin(origin or "another site")
 
     def _knows(self, header: bytes) -> bool:
         """Look it up. Its port may be any, as that of a forwarded one is."""
@@ -89,6 +89,24 @@ def check_local(scope: Scope) -> None:
             "(ssh -L); elsewhere it takes a key with the right 'admin'"
         )
         raise ApiError(403, message, code="not_local", kind="permission_error")
+
+
+def check_same_site(scope: Scope) -> None:
+    """A 403 for pages of other sites, whichever are allowed, that bring no key: they are for whoever runs the server.
+
+    What such pages only read they would not be shown, but it would keep those out who may watch.
+    """
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    said = [headers.get(name, "") for name in (b"origin", b"sec-fetch-site", b"host")]
+    if TENANT not in scope and _is_foreign(said[0], said[1].lower(), said[2].lower()):
+        message = "pages of other sites may watch or change this server only with a key that has the right 'admin'"
+        raise ApiError(403, message, code="cross_origin")
+
+
+def _is_foreign(origin: str, site: str, host: str) -> bool:
+    """Whether a page elsewhere sent a request, as its browser says; `site` and `host` in small letters."""
+    own = not origin or (origin.lower().partition("://")[2] == host and bool(host))
+    return not own or site in _FOREIGN
 
 
 def is_loopback(host: str) -> bool:

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
@@ -17,12 +17,13 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chairlift.config.server import ServerConfig
+from chairlift.server.http.buffered import Buffered, HeldBody
 from chairlift.server.http.endpoint import ShortWay
-from chairlift.server.http.exchange import CROWDED, HELD, Buffered, HeldBody
+from chairlift.server.http.exchange import CROWDED, HELD
 from chairlift.server.http.part_writer import WRITER, PartQueue, PartWriter
+from chairlift.server.http.pieces import PIECE_BYTES, end_of_piece
 from chairlift.server.http.tls import Tls
-
-log = logging.getLogger(__name__)
+from chairlift.server.http.unsent import Unsent
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -31,6 +32,10 @@ HANDSHAKE_TIMEOUT_S = 10.0
 SPARE_CONNECTIONS = 32
 # Requests of one connection that wait for the one before them, and their bytes, beyond which no more is read.
 MOST_QUEUED, MOST_QUEUED_BYTES = 16, HIGH_WATER_LIMIT
+# Methods of which nobody reads a body, so that it is dropped as it comes.
+_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+# Headers that come after a body: nobody asked for them, and they must not change what the request is.
+_NO_TRAILERS: Any = deque(maxlen=0)
 _CLOSE_TIMEOUT_S = 5
 # How old the `Date` header may be.
 _DATE_S = 1.0
@@ -158,13 +163,18 @@ class _Flow(FlowControl):
     def __init__(self, transport: asyncio.Transport, queued: Collection[tuple[RequestResponseCycle, Any]]) -> None:
         super().__init__(transport)
         self._queued = queued
+        # What came and is yet to be parsed.
+        self.unread = b""
 
     def resume_reading(self) -> None:
         """Read on, if there is room for what comes."""
-        if self.read_paused and (not self._queued or self._has_room()):
+        if self.read_paused and not self.unread and self.has_room():
             super().resume_reading()
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether another request may wait."""
+        if not self._queued:
+            return True
         if len(self._queued) >= MOST_QUEUED:
             return False
         return sum(_size(cycle) for cycle, _ in self._queued) < MOST_QUEUED_BYTES
@@ -173,8 +183,9 @@ class _Flow(FlowControl):
 class BoundedProtocol(HttpToolsProtocol):
     """Counts what a connection holds, and closes it where it is one too many, or its client is slow to ask or to read.
 
-    The parser itself would take in a head of any size. A request whose body came together with its head is first
-    offered to the application's `direct`, if it has one.
+    The parser itself would take in a head of any size, and any number of requests, so it is given what came a piece at
+    a time. A request whose body came together with its head is first offered to the application's `direct`, if it has
+    one.
     """
 
     # What it was before it was encrypted, if it is.
@@ -184,22 +195,20 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the clock: a new connection has to say what it wants."""
         config = cast(_Config, self.config)
         self._limits, self._buffered, self._parts = config.limits, config.buffered, config.parts
-        self._head_bytes = 0
-        self._in_head = True
+        # Bytes of the head so far; later those since the last of the body, which are around chunks, or trailers.
+        self._head_bytes = self._body_bytes = 0
+        self._in_head, self._in_body = True, False
         self._direct: ShortWay | None = getattr(self.app, "direct", None)
         self._held: tuple[RequestResponseCycle, Any] | None = None
         self._holds = False
         self._hang_up: Callable[[], None] | None = None
         # The last that the application was asked to answer; those after it wait in uvicorn's `pipeline`.
         self._begun: RequestResponseCycle | None = None
-        # Bytes of answers that are counted, those that waited when somebody looked, and whether some went since.
-        self._unsent = self._seen_unsent = 0
-        self._wrote = False
-        self._write_timer: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         cast(set[Any], self.connections).discard(self.handshake)
         super().connection_made(transport)
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = self._flow = _Flow(transport, self.pipeline)
+        self._unsent = Unsent(transport, self._flow, self._buffered, self._limits.write_timeout_s)
         beyond = len(self.connections) - self._limits.max_connections
         self._is_crowded = beyond > 0
         if beyond > SPARE_CONNECTIONS:
@@ -210,9 +219,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks, and whatever is done for the client."""
         self._watch_head(False)
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-        self._count_unsent(0)
+        self._unsent.end()
+        self._keep(b"")
         super().connection_lost(exc)
         # uvicorn tells the newest request alone, which may be one that waits.
         if self._begun is not None and not self._begun.response_complete:
@@ -225,26 +233,64 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up()
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes before the headers are complete."""
+        """Take in what came, after what came before."""
+        self._take_in(self._flow.unread + data if self._flow.unread else data)
+
+    def _take_in(self, data: bytes) -> None:
+        """Have the parser read what there is room for, and begin what it found."""
         self._holds = self._direct is not None and not self._is_crowded
-        self._feed(data)
+        self._keep(self._parse_pieces(data))
         self._holds = False
         if self._held is not None:
             (cycle, app), self._held = self._held, None
             self._begin(cycle, app)
-        if self.pipeline:
+        if self._flow.read_paused and (self.pipeline or not self._in_body):
             # uvicorn stops reading as soon as a request has to wait.
-            self.flow.resume_reading()
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"The request line and headers exceed {MAX_HEAD_BYTES} bytes.")
-        self._watch_head(self._in_head)
+            self._flow.resume_reading()
+        self._watch_head(self._in_head and not self._flow.read_paused)
 
-    def _feed(self, data: bytes) -> None:
-        """Have the parser read what came, as HTTP/1.1 whatever else the client would rather speak."""
-        self._unset_keepalive_if_required()
-        rest: bytes | memoryview = data
+    def _parse_pieces(self, data: bytes) -> bytes:
+        """Have the parser read a piece after the other, and return what there is no room for."""
+        start, size = 0, len(data)
+        while start < size and self._flow.has_room() and not self.transport.is_closing():
+            end = self._end_of_piece(data, start)
+            self._head_bytes += end - start
+            self._parse(data if end - start == size else memoryview(data)[start:end])
+            start = end
+            if not (self._in_head or self._in_body):
+                self._head_bytes = 0
+            elif self._head_bytes >= MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The request line and headers, or the trailers, exceed {MAX_HEAD_BYTES} bytes.")
+        return b"" if self.transport.is_closing() else data[start:]
+
+    def _end_of_piece(self, data: bytes, start: int) -> int:
+        """What comes of a body of known length can be read at once: nothing begins in it."""
+        if self._in_body and len(data) - start > PIECE_BYTES:
+            headers = self.cycle.scope["headers"]
+            length = next((int(value) for name, value in headers if name == b"content-length"), 0)
+            if (left := length - self._body_bytes) > PIECE_BYTES:
+                return min(start + left, len(data))
+        return end_of_piece(data, start, MAX_HEAD_BYTES - self._head_bytes)
+
+    def _keep(self, unread: bytes) -> None:
+        """Keep what came until there is room for it, and read nothing more till then."""
+        if unread or self._flow.unread:
+            self._buffered.give(len(self._flow.unread))
+            self._buffered.add(len(unread))
+            self._flow.unread = unread
+        if unread:
+            self._flow.pause_reading()
+            if self._buffered.held > self._buffered.limit:
+                self._unsent.drop("it sent more requests than there is room for (max_buffered_bytes)")
+
+    def _read_on(self) -> None:
+        """Go on with what had to wait."""
+        if not self.transport.is_closing():
+            self._take_in(self._flow.unread)
+
+    def _parse(self, piece: bytes | memoryview) -> None:
+        """Have the parser read a piece, as HTTP/1.1 whatever else the client would rather speak."""
+        rest = piece
         try:
             while True:
                 try:
@@ -275,31 +321,45 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"\r\n".join((*lines, b"", b"")))
 
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong and close, unless the client would take that for the answer to something else."""
+        cycle = self.cycle
+        answered = cycle is None or cycle.response_complete
+        is_next = not (answered or cycle.response_started or self.pipeline) if self._in_body else answered
+        if is_next:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+        self._unsent.watch()
+
     def on_message_begin(self) -> None:
-        """Count anew for the next request."""
-        self._head_bytes, self._in_head = 0, True
+        """The next request has clocks of its own; whatever else comes leaves a connection as idle as it was."""
+        self._in_head, self._body_bytes = True, 0
         self._watch_head(False)
+        self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_headers_complete(self) -> Any:
-        """Stop counting. On a connection too many this is the last request."""
+        """Count anew. On a connection too many this is the last request."""
         if self.parser.should_upgrade():
             # It comes again, see `_decline`.
             return None
-        self._in_head = False
-        if not self._is_crowded:
-            return super().on_headers_complete()
-        cast(dict[str, Any], self.scope)[CROWDED] = self._limits.max_connections
+        self._in_head, self._in_body, self._head_bytes = False, True, 0
+        if self._is_crowded:
+            cast(dict[str, Any], self.scope)[CROWDED] = self._limits.max_connections
         super().on_headers_complete()
-        self.cycle.keep_alive = False
+        self.headers = _NO_TRAILERS
+        if self._is_crowded:
+            self.cycle.keep_alive = False
         return None
 
     def on_body(self, body: bytes) -> None:
         """Take in a piece of a body, if there is room for it among all that is held."""
+        self._head_bytes, self._body_bytes = 0, self._body_bytes + len(body)
         cycle = self.cycle
-        if cycle.response_complete:
-            return
         scope = cast(dict[str, Any], cycle.scope)
+        if cycle.response_complete or scope["method"] in _BODILESS:
+            return
         held: HeldBody | None = scope.get(HELD)
         if held is None:
             held = scope[HELD] = HeldBody(self._buffered)
@@ -314,6 +374,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             # As above.
             return
+        self._in_body, self._head_bytes = False, 0
         super().on_message_complete()
         if self._held is None or self.flow.write_paused:
             return
@@ -329,56 +390,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up = hang_up
 
     def on_response_complete(self) -> None:
-        """See to it that a connection that is to be closed is, whether the client reads the rest or not."""
+        """Close the connection, whether the client reads the rest or not, or go on with what had to wait."""
         super().on_response_complete()
         if self.transport.is_closing():
-            self._watch_writes()
+            self._unsent.watch()
+        elif self._in_head:
+            # The next request has begun.
+            self._unset_keepalive_if_required()
+        if self._flow.read_paused:
+            # Not now: this may be within the parser.
+            self.loop.call_soon(self._read_on)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, as above."""
         super().timeout_keep_alive_handler()
-        self._watch_writes()
+        self._unsent.watch()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is answered."""
         super().pause_writing()
-        self._count_unsent(self.transport.get_write_buffer_size())
-        if self._buffered.held > self._buffered.limit:
-            self._drop("it leaves more of its answer unread than there is room for (max_buffered_bytes)")
-        else:
-            self._watch_writes()
+        self._unsent.grow()
 
     def resume_writing(self) -> None:
         """It has read most of it."""
-        self._wrote = True
-        self._count_unsent(0)
+        self._unsent.shrink()
         super().resume_writing()
-
-    def _count_unsent(self, size: int) -> None:
-        self._buffered.give(self._unsent)
-        self._buffered.add(size)
-        self._unsent = size
-
-    def _watch_writes(self) -> None:
-        """Run the clock by which the client has to have read something."""
-        if self._write_timer is None:
-            self._seen_unsent, self._wrote = self.transport.get_write_buffer_size(), False
-            self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._check_writes)
-
-    def _check_writes(self) -> None:
-        self._write_timer = None
-        left = self.transport.get_write_buffer_size()
-        if not left or not (self.flow.write_paused or self.transport.is_closing()):
-            return
-        if self._wrote or left < self._seen_unsent:
-            self._watch_writes()
-        else:
-            self._drop(f"it read nothing for {self._limits.write_timeout_s:g} s (write_timeout_s)")
-
-    def _drop(self, why: str) -> None:
-        """Close the connection without waiting for the client; not at once, as the transport may be in a write."""
-        log.info("closing a connection: %s", why)
-        self.loop.call_soon(self.transport.abort)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope, direct = cycle.scope, self._direct
@@ -431,11 +467,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         if self._in_head and not self.transport.is_closing():
             self.transport.close()
+            self._unsent.watch()
 
 
 def _size(cycle: RequestResponseCycle) -> int:
     """About the bytes of a request that waits."""
-    return len(cycle.body) + sum(len(name) + len(value) for name, value in cycle.scope["headers"])
+    scope = cycle.scope
+    line = len(scope["raw_path"]) + len(scope["query_string"])
+    return line + len(cycle.body) + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _release(cycle: RequestResponseCycle) -> None:

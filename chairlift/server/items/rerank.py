@@ -62,7 +62,7 @@ _peeker = msgspec.json.Decoder(_Peek)
 async def rerank(request: Request) -> Response:
     """Order documents by relevance."""
     raw = await read_body(request)
-    path = request.url.path
+    path = request.scope["path"]
     if path == "/rerank" and decode(raw, _peeker).texts is not msgspec.UNSET:
         try:
             return await rerank_as_tei(request, raw)

@@ -10,29 +10,22 @@ from starlette.responses import Response
 
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import PartStream
+from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import page_limit, query_of
-from chairlift.server.http.tenants import TENANT
 from chairlift.server.live.feed import LiveFeed, Watcher
 
 _MOST_MESSAGES = 100_000
-_ELSEWHERE = ("cross-site", "same-site")
 LIVE_QUERY = {"limit": Annotated[int, Meta(ge=1, le=_MOST_MESSAGES)]}
 
 
 async def watch_server(request: Request) -> Response:
     """Server-sent events, about three a second; with `limit` so many of them."""
-    check_same_site(request)
+    check_same_site(request.scope)
     query = query_of(request, LIVE_QUERY)
     most = page_limit(query, 1, _MOST_MESSAGES) if "limit" in query else 0
     feed: LiveFeed = request.app.state.live
     watcher = feed.watch(most)
     return PartStream("text/event-stream", _messages(watcher), _last, close=watcher.close)
-
-
-def check_same_site(request: Request) -> None:
-    """Refuse pages of other sites: they could read nothing, but would keep those out who may. Raises a 403."""
-    if TENANT not in request.scope and request.headers.get("sec-fetch-site") in _ELSEWHERE:
-        raise ApiError(403, "pages of other sites may not watch this server", code="cross_origin")
 
 
 async def _messages(watcher: Watcher) -> AsyncGenerator[bytes, None]:

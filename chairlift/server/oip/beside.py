@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError
-from chairlift.server.http.exchange import Buffered
+from chairlift.server.http.buffered import Buffered
 from chairlift.server.http.tenants import Keys
 from chairlift.server.http.tls import Tls
 from chairlift.server.models.registry import Models

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from chairlift.config.server import ServerConfig
-from chairlift.server.http.exchange import Buffered, HeldBody, time_for, too_slow
+from chairlift.server.http.buffered import Buffered, HeldBody, buffers_full, share_of
+from chairlift.server.http.exchange import time_for, too_slow
 from chairlift.server.http.tenants import Tenant
 
 RpcContext = Any
@@ -44,11 +45,6 @@ def client_of(tenant: Tenant | None, context: RpcContext) -> str:
     return str(context.peer()).rpartition(":")[0]
 
 
-def share_of(places: int) -> int:
-    """How many of so many places one client may have, so that what it never sends leaves some for others."""
-    return places - places // 4
-
-
 class Door:
     """Lets calls send their messages, as many at once as there is room for, and not only those of one client."""
 
@@ -61,7 +57,7 @@ class Door:
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def read(self, rpc: Rpc, client: str) -> bytes:
-        """A call's message, read when there is room for it, and counted."""
+        """A call's message, read when there is room for it, and counted. Raises ApiError: 408 or 429."""
         raw, most = b"", COPIES * self._size
         share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
         try:
@@ -75,4 +71,6 @@ class Door:
                     self._buffered.arrived(most, rpc.held.size)
         except TimeoutError:
             raise too_slow("the message", self._config) from None
+        if not rpc.held.charge(client):
+            raise buffers_full()
         return raw

@@ -12,16 +12,8 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.exchange import (
-    Buffered,
-    HeldBody,
-    Terms,
-    buffers_full,
-    off_loop,
-    out_of_time,
-    terms_in,
-    too_many,
-)
+from chairlift.server.http.buffered import Buffered, HeldBody, buffers_full, too_many
+from chairlift.server.http.exchange import Terms, off_loop, out_of_time, terms_in
 from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
 from chairlift.server.http.tls import Certificates, Tls
 from chairlift.server.models.item_service import timing_headers
@@ -292,34 +284,11 @@ class _Service:
         self, context: RpcContext, tenant: Tenant | None, parse: FromBytes, stream: RpcStream
     ) -> None:
         """Run a model on tensors, request by request as they arrive; a streaming model's parts are answers each."""
-        answers, right = Answers(context, self._buffered, stream), _RIGHTS["ModelStreamInfer"]
-        places = asyncio.Semaphore(STREAM_WIDTH)
+        answers, places = Answers(context, self._buffered, stream), asyncio.Semaphore(STREAM_WIDTH)
 
-        async def answer(raw: bytes) -> None:
-            request_id = name = ""
-            rpc = Rpc(context, HeldBody(self._buffered))
-            try:
-                has_room = rpc.held.take(COPIES * len(raw))
-                request = await off_loop(len(raw), partial(parse, raw))
-                del raw
-                request_id, name = request.id, request.model_name
-                if not has_room:
-                    raise buffers_full()
-                responses = self._stream(request, rpc)
-                del request
-                with admitted(tenant, right, self._config.model_control):
-                    async with asyncio.timeout(self._config.request_timeout_s):
-                        async for response in responses:
-                            await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
-            except Exception as error:
-                failed = protobuf.ModelInferResponse(id=request_id, model_name=name)
-                message = str(self._refusal(error))
-                last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
-                await answers.put(last, force=True)
-            finally:
-                rpc.held.release()
-                places.release()
-                stream.finish()
+        def done() -> None:
+            places.release()
+            stream.finish()
 
         async def read() -> None:
             async with asyncio.TaskGroup() as tasks:
@@ -329,7 +298,9 @@ class _Service:
                     if raw is grpc.aio.EOF:
                         break
                     stream.begin()
-                    tasks.create_task(answer(raw))
+                    rpc = Rpc(context, HeldBody(self._buffered))
+                    rpc.held.charge(stream.client)
+                    tasks.create_task(self._answer(raw, rpc, tenant, parse, answers, done))
                     del raw
             await answers.end()
 
@@ -341,6 +312,39 @@ class _Service:
             reading.cancel()
             await asyncio.wait([reading])
             answers.drop()
+
+    async def _answer(
+        self,
+        raw: bytes,
+        rpc: Rpc,
+        tenant: Tenant | None,
+        parse: FromBytes,
+        answers: Answers,
+        done: Callable[[], None],
+    ) -> None:
+        """Run a model on one request of a stream, and put what it gives, or the error, among the stream's answers."""
+        request_id = name = ""
+        try:
+            has_room = rpc.held.take(COPIES * len(raw))
+            request = await off_loop(len(raw), partial(parse, raw))
+            del raw
+            request_id, name = request.id, request.model_name
+            if not has_room:
+                raise buffers_full()
+            responses = self._stream(request, rpc)
+            del request
+            with admitted(tenant, _RIGHTS["ModelStreamInfer"], self._config.model_control):
+                async with asyncio.timeout(self._config.request_timeout_s):
+                    async for response in responses:
+                        await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
+        except Exception as error:
+            failed = protobuf.ModelInferResponse(id=request_id, model_name=name)
+            message = str(self._refusal(error))
+            last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
+            await answers.put(last, force=True)
+        finally:
+            rpc.held.release()
+            done()
 
     async def _stream(self, request: Any, rpc: Rpc) -> AsyncIterator[Any]:
         service = tensor_model(self._models.get(request.model_name, request.model_version))

@@ -7,8 +7,8 @@ from typing import Any
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import Buffered, buffers_full, too_many
-from chairlift.server.oip.grpc_calls import RpcContext, most_bytes, share_of
+from chairlift.server.http.buffered import Buffered, buffers_full, share_of, too_many
+from chairlift.server.oip.grpc_calls import RpcContext, most_bytes
 
 # Requests of one stream that may be under way at once; more are read as these end.
 STREAM_WIDTH = 64

@@ -11,16 +11,8 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
-from chairlift.server.http.exchange import (
-    HELD,
-    HeldBody,
-    as_json,
-    buffers_full,
-    off_loop,
-    read_body,
-    terms_of,
-    until_gone,
-)
+from chairlift.server.http.buffered import HeldBody, buffers_full
+from chairlift.server.http.exchange import HELD, as_json, off_loop, read_body, stays, terms_of, until_gone
 from chairlift.server.http.tenants import TENANT, Tenant
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path, models_of
@@ -104,6 +96,9 @@ async def infer_route(request: Request) -> Response:
     if body.model_name not in (None, path["name"]):
         raise InvalidRequest(f"model_name is {body.model_name!r}, but the path names {path['name']!r}", "model_name")
     wanted = _wanted(body, info, owner)
+    if stays(request.receive) and any(binary and place is None for _, binary, place in wanted):
+        problem = "a line's answer is JSON: leave the parameters binary_data_output and binary_data out, or set false"
+        raise InvalidRequest(problem, "binary_data_output")
     terms = read_terms(body.parameters, terms_of(request.scope), also=("binary_data_output",))
     async with until_gone(request.receive):
         outputs, answers = await infer(service, tensors, terms)
