@@ -1,13 +1,16 @@
 """Building: what it says meanwhile, and what the library needs of the machine that it runs on."""
 
+import ctypes
 import re
 import runpy
 import subprocess
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.native_isa import ISAS, needs_native, runs_here
 
 from chairlift.ops.native import LIBRARY
 
@@ -133,6 +136,52 @@ def test_without_a_compiler_the_package_does_without_kernels(
 def test_every_instruction_set_has_its_kernels(build: dict[str, Any]) -> None:
     declared = re.findall(r"^namespace (\w+) \{ extern const Kernels", (ROOT / "native/kernels.h").read_text(), re.M)
     assert set(build["INSTRUCTION_SETS"]) <= set(declared)
+
+
+AVX512 = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
+# What a processor must have for them, as /proc/cpuinfo names it.
+NEEDED = {
+    "baseline": set(),
+    "avx2": {"avx2", "fma"},
+    "avxvnni": {"avx2", "fma", "avx_vnni"},
+    "avx512": AVX512,
+    "avx512vnni": AVX512 | {"avx512_vnni"},
+    "avx512bf16": AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "amx": AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+}
+
+
+def may_use_tiles() -> bool:
+    """Whether the system gives a process the registers of AMX, as native/dispatch.cpp asks it."""
+    number, request, tile_data = map(ctypes.c_long, (158, 0x1023, 18))
+    return ctypes.CDLL(None).syscall(number, request, tile_data) == 0
+
+
+@needs_native
+def test_every_instruction_set_of_this_processor_was_built(build: dict[str, Any]) -> None:
+    """Or all its tests would be skipped, as where the processor does not have it."""
+    assert set(build["INSTRUCTION_SETS"]) <= set(NEEDED) == set(ISAS)
+    try:
+        about = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        pytest.skip("there is no /proc/cpuinfo")
+    # Other machines than x86 name nothing there, and have the baseline alone.
+    flags = set(" ".join(re.findall(r"^flags\s*:(.*)$", about, re.M)[:1]).split())
+    missing = [isa for isa, needed in NEEDED.items() if needed <= flags and not runs_here(isa)]
+    if "amx" in missing and not may_use_tiles():
+        missing.remove("amx")
+    assert not missing, "this compiler does not know them, or their flags in setup.py are wrong"
+
+
+def test_every_file_of_the_package_is_packed() -> None:
+    """An installed package has what is written in Python, and what package-data names."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "chairlift"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("this is no checkout")
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["chairlift"]
+    packed = {str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / "chairlift").glob(pattern)}
+    assert {name for name in listed.stdout.splitlines() if not name.endswith(".py")} <= packed
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")

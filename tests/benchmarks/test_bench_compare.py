@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ for name in sys.argv[2].split(","):
     print(json.dumps({"engine": "x", "workload": name, "load_s": 1.0, "output_tok_s": float(sys.argv[1])}), flush=True)
 """
 DIES = PRINTS + "sys.exit('out of memory')"
-HANGS = PRINTS + "import time; time.sleep(60)"
+# For longer than a test may take.
+HANGS = PRINTS + "import time; time.sleep(1000)"
 
 SERVES = """
 import http.server, sys
@@ -155,9 +155,7 @@ def test_a_peer_that_fails_spoils_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     out = tmp_path / "deep" / "results.json"
     command = ["m", "--out", str(out), "--rounds", "2", "--timeout", "1.5", "--workloads", "single"]
     monkeypatch.setattr(sys, "argv", ["compare.py", *command])
-    began = time.monotonic()
     compare.main()
-    assert time.monotonic() - began < 60
     saved = json.loads(out.read_text())
     # In turns, backwards the second time, and what a peer said before it failed is kept.
     names = [(run["round"], run["name"]) for run in saved["runs"]]
@@ -231,11 +229,11 @@ def test_servers_are_searched_in_turn_and_one_that_fails_is_told(
     monkeypatch.setattr(compare_serving, "chosen", lambda args: [bad, good, none])
     monkeypatch.setattr(serving, "warm_up", lambda *arguments: None)
 
-    def figures(target: Any, rate: float, *rest: Any, needed: float) -> dict[str, Any]:
+    def figures(target: Any, rate: float, *rest: Any, needed: float | None = None) -> dict[str, Any]:
         row: dict[str, Any] = {each.key: 1.0 for each in COLUMNS if "." not in each.key}
         row |= {name: {f"p{q}": 7.0 for q in wanted} for name, wanted in QUANTILES.items()}
         inside = 100.0 if rate < 3.3 else 10.0
-        return row | {"rate": rate, "inside_percent": inside, "given_up": inside < needed}
+        return row | {"rate": rate, "inside_percent": inside, "given_up": inside < (needed or 0.0)}
 
     monkeypatch.setattr(serving, "at_rate", figures)
     out = tmp_path / "results.json"

@@ -143,7 +143,7 @@ def test_errors_are_those_of_the_client(client: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model=MODEL, messages=ASK, max_tokens=0)
     long: Any = {"model": MODEL, "messages": [{"role": "user", "content": "a " * 5000}], "max_tokens": 5}
-    with pytest.raises(anthropic.BadRequestError, match="context length"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(**long)
     with pytest.raises(anthropic.BadRequestError), client.messages.stream(**long) as stream:
         stream.until_done()

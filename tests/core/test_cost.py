@@ -185,8 +185,12 @@ LEARNED = fed(MIXTURE)
 def test_a_prompt_that_joins_a_mixture_s_step_fits(target: float, count: int, context: int, computed: int) -> None:
     model = LEARNED
     found = model.tokens_within(target, *decodes(count, context), computed)
+    assert found is not None, "a token takes some time"
     if found:
         assert model.predict(*chunk(found, computed, count, context)) <= target * (1 + 1e-6)
+    # As if a prompt read all weights, however short it is.
+    one_more = truth(model.of_all_weights(), chunk(found + 1, computed, count, context))
+    assert one_more > target * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 20, 100])

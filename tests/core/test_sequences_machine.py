@@ -29,7 +29,6 @@ class SequencesMachine(RuleBasedStateMachine):
     """The same calls and checks as in `histories.run_history`, for a failure to be shrunk to its essence."""
 
     world: World | None = None
-    num_run = 0
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -73,7 +72,6 @@ class SequencesMachine(RuleBasedStateMachine):
         if self.world is not None and self.world.in_flight is None:
             self.world.drain(random.Random(0))
             assert replay(self.world) == self.world.answers
-            SequencesMachine.num_run += 1
 
 
 TestSequencesMachine = SequencesMachine.TestCase

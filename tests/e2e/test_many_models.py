@@ -1,6 +1,7 @@
 """One real server with several models: a language model, an encoder, an ONNX file and a Python class."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,15 +81,15 @@ def test_a_model_is_loaded_anew_without_losing_a_request(server: Server) -> None
         while not over.is_set():
             answers.append(predict(server, [len(answers)]) == [2 * len(answers)])
 
-    thread = threading.Thread(target=keep_asking)
-    thread.start()
-    try:
-        for _ in range(2):
-            reloaded = server.http.post("/v2/repository/models/doubles/load", json={})
-            assert reloaded.status_code == 200, reloaded.text
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(keep_asking)
+        try:
+            for _ in range(2):
+                reloaded = server.http.post("/v2/repository/models/doubles/load", json={})
+                assert reloaded.status_code == 200, reloaded.text
+        finally:
+            over.set()
+        asking.result()
     assert len(answers) > 10
     assert all(answers)
 

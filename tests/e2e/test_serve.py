@@ -216,7 +216,6 @@ def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
             each.start()
         _until(lambda: server.metric("requests_running") >= 32)
         os.kill(server.worker(), signal.SIGKILL)
-        killed = time.monotonic()
         _until(lambda: server.http.get("/health/ready").status_code == 503)
         assert server.http.get("/health/live").status_code == 200
         assert server.complete().status_code == 503
@@ -226,7 +225,6 @@ def test_killed_worker_is_an_error_and_then_ready_again(model: Path) -> None:
         assert "error" in outcomes
         assert "503, retry after 1" in outcomes
         server.wait_ready()
-        assert time.monotonic() - killed < 10
         assert server.complete(max_tokens=2).status_code == 200
         assert server.metric("worker_restarts_total") == 1
 
@@ -241,6 +239,19 @@ def test_sigterm_drains(model: Path) -> None:
             _until(lambda: other.get("/health/ready").status_code == 503 or running.done())
             assert other.post("/v1/completions", json={"prompt": "late"}).status_code == 503
         assert running.result().json()["usage"]["completion_tokens"] == 400
+        assert server.process.wait(10) == 0
+
+
+def test_who_is_not_done_when_draining_ends_is_told(model: Path) -> None:
+    with serving(model, "--max-num-seqs", "1", "--drain-timeout-s", "0.2") as server:
+        # One after the other: all together they take seconds.
+        body = {"prompt": "hello", "n": 64, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            events = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+            assert "choices" in json.loads(next(events))
+            server.process.send_signal(signal.SIGTERM)
+            *_, last = events
+        assert "error" in json.loads(last)
         assert server.process.wait(10) == 0
 
 

@@ -123,6 +123,16 @@ def test_schemas_refuse_what_decoders_refuse(kind: type[msgspec.Struct], body: A
     assert Draft202012Validator(schema).is_valid(body) is taken
 
 
+def test_no_body_may_have_fields_that_are_unknown(api: Any) -> None:
+    body = {"no_such_field": 1}
+    for kind in {kind for row in ENDPOINTS for kind in row.bodies}:
+        with pytest.raises(msgspec.ValidationError, match="unknown field `no_such_field`"):
+            msgspec.convert(body, kind)
+        schema = {"$ref": f"#/components/schemas/{kind.__name__}", "components": api["components"]}
+        refused = {error.validator for error in Draft202012Validator(schema).iter_errors(body)}
+        assert "additionalProperties" in refused, kind
+
+
 def test_what_needs_the_key(api: Any) -> None:
     assert "security" not in api
     assert "securitySchemes" not in api["components"]

@@ -18,6 +18,7 @@ from support.reply_reader import Marked, events_of
 from support.server_harness import FakeClient, Front, tokenizer
 
 from chairlift.server.anthropic.message_body import CountBody, MessageBody
+from chairlift.server.openai.body_types import ChatBody, CompletionBody
 from chairlift.server.openai.token_routes import DetokenizeBody, TokenizeBody
 from chairlift.server.responses.response_body import InputBody, ResponseBody
 
@@ -150,6 +151,8 @@ VALUES = st.recursive(
     st.one_of(SCALARS, KINDS, ROLES), lambda inner: st.one_of(st.lists(inner, max_size=3), part(inner)), max_leaves=10
 )
 ROUTES = (
+    ("/v1/chat/completions", ChatBody, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    ("/v1/completions", CompletionBody, {"prompt": "hi", "max_tokens": 2}),
     ("/v1/responses", ResponseBody, {"input": "hi", "max_output_tokens": 2}),
     ("/v1/responses/input_tokens", InputBody, {"input": "hi"}),
     ("/v1/messages", MessageBody, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),

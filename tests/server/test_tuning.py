@@ -243,6 +243,7 @@ def test_it_goes_on_after_an_error_and_leaves_others_alone(monkeypatch: pytest.M
         await asyncio.sleep(0.3)
         asked = len(tuned.twin.questions)
         await asyncio.sleep(0.05)
+        assert not task.done(), "it ended, and so asked nothing"
         task.cancel()
         assert len(tuned.twin.questions) == asked, "nobody wants it tuned any more"
 

@@ -1,6 +1,7 @@
 """Jobs over models that are computed here."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,6 +81,10 @@ class Flow:
                 beside.cancel()
             ledger.close()
             store.close()
+            if beside is not None:
+                # If it failed, that is what there is to say.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await beside
 
 
 class Scripted:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
+from chairlift.ops.int4_grid import quantize_int4
 
 TINY: dict[str, Any] = {
     "vocab_size": 320,
@@ -326,4 +329,19 @@ def edited_folder(target: Path, source: Path, remove: tuple[str, ...] = (), **fi
     path = target / "config.json"
     config = json.loads(path.read_text()) | fields
     path.write_text(json.dumps({name: value for name, value in config.items() if name not in remove}))
+    return target
+
+
+def rounded_folder(target: Path, source: Path, dtype: torch.dtype, keeps: tuple[str, ...] = ()) -> Path:
+    """Copy a model folder to `target` with the numbers that 4 bits make of its matrices in this type.
+
+    Those stay whose names have one of `keeps` in them.
+    """
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    for name, weight in tensors.items():
+        if weight.ndim == 2 and not any(part in name for part in keeps):
+            steps, scales = quantize_int4(weight.to(dtype))
+            tensors[name] = steps * scales
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target

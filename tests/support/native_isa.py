@@ -20,15 +20,17 @@ def kernels_of(isa: str) -> Iterator[None]:
     """Use these kernels for a while. Weights and caches lie the same way under all of them."""
     if not LIBRARY.exists():
         pytest.skip("the native library is not built")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHAIRLIFT_ISA", isa)
-        try:
-            load_library()
-        except ConfigError:
-            pytest.skip(f"{isa} was not built or does not run here")
-        yield
-    # The choice holds for the whole process until the next one.
-    load_library()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CHAIRLIFT_ISA", isa)
+            try:
+                load_library()
+            except ConfigError:
+                pytest.skip(f"{isa} was not built or does not run here")
+            yield
+    finally:
+        # The choice holds for the whole process until the next one.
+        load_library()
 
 
 def runs_here(isa: str) -> bool:

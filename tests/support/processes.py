@@ -22,6 +22,15 @@ def end_with_tests() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """This process's variables for a new one, but for settings of Chairlift that whoever runs the tests may have.
+
+    CHAIRLIFT_ISA is none: with it all tests run on fewer instructions than the processor has.
+    """
+    settings = {name for name in os.environ if name.startswith("CHAIRLIFT_")} - {"CHAIRLIFT_ISA"}
+    return {name: value for name, value in os.environ.items() if name not in settings} | more
+
+
 class ServerProcess:
     """A running `chairlift serve`, which ends with the `with` statement; needs nothing of its clients.
 
@@ -31,13 +40,15 @@ class ServerProcess:
     def __init__(
         self, *arguments: str, environ: Mapping[str, str] = MappingProxyType({}), python: str = sys.executable
     ) -> None:
+        # So that no file that lies about is read, and none is left behind.
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.process = subprocess.Popen(
             [python, "-P", "-m", "chairlift.cli", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            cwd=tempfile.gettempdir(),
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ},
+            cwd=self._folder.name,
+            env=environment(PYTHONPATH=str(Path(__file__).parents[2])) | environ,
             preexec_fn=end_with_tests,
             process_group=0,
         )
@@ -74,3 +85,4 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
+        self._folder.cleanup()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.job_harness import batch_line
-from support.processes import end_with_tests
+from support.processes import end_with_tests, environment
 
 MODELS = "worker_models"
 
@@ -27,7 +27,7 @@ class RunProcess:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(PYTHONPATH=path),
             start_new_session=True,
             preexec_fn=end_with_tests,
         )

@@ -864,6 +864,8 @@ def _check_reason(world: World, step: Step, before: Before, decision: Decision) 
             assert was_empty
             assert len(before.waiting) < setup.slots
             assert not scheduler.waiting.closed
+        case _:
+            raise AssertionError(f"no reason to wait: {decision}")
 
 
 def _hit(world: World, name: str) -> Hit:
