@@ -88,9 +88,7 @@ def markdown(results: Results) -> str:
     """Each server at the highest rate that it held, and how far `auto` got beyond the others."""
     settings = results["settings"]
     target = f"target: first token in {settings['target_ttft_ms']:g} ms, {settings['target_itl_ms']:g} ms a token"
-    runs = [
-        run | next((row for row in run["rows"] if row["rate"] == run["best_rate"]), {}) for run in results["runs"]
-    ]
+    runs = [run | next((row for row in run["rows"] if row["rate"] == run["best_rate"]), {}) for run in results["runs"]]
     shown = [column for column in COLUMNS if column.key.partition(".")[0] in SHOWN]
     text = table(runs, [Column("server", "server", "{}")], [RATE, REQUESTS, *shown])
     about = f"{caption(results)}; {target}; the highest rate with {SHARE:g}% inside:"

@@ -22,9 +22,9 @@ import torch
 import workloads
 
 from chairlift.core.sequences.blocks import BlockPool
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.strategy import make_strategy
 from chairlift.hub.resolve import located
 from chairlift.ops.base import Quantization
 from chairlift.ops.formats import FORMATS, PANEL
@@ -170,7 +170,7 @@ def _by_onednn(weight: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
 def fewest_seconds(machine: Machine, jobs: list[tuple[list[int], int]]) -> float:
     """Add up the steps of the workload under continuous batching with 64 slots and 512 tokens a step."""
     config, bandwidth, rates = machine.config, machine.bandwidth, machine.rates
-    scheduler = SequenceScheduler(make_policy("continuous", 64, 0), BlockPool(100_000), enable_prefix_caching=False)
+    scheduler = SequenceScheduler(make_strategy("continuous", 64, 0), BlockPool(100_000), enable_prefix_caching=False)
     for index, (prompt, length) in enumerate(jobs):
         params = SamplingParams(max_tokens=length)
         scheduler.add(Request(id=str(index), prompt_ids=prompt, params=params, max_tokens=length, arrival=index))

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.strategy import make_strategy
 
 BLOCK_SIZE = 16
 PROMPT = 48
@@ -60,7 +60,7 @@ def fill(workload: Workload, running: int, waiting: int, steps: int) -> tuple[Se
     """Put enough requests in the line that `waiting` stay in it, and return those still to come as well."""
     rng = random.Random(1)
     scheduler = SequenceScheduler(
-        make_policy("continuous", running, 0.0),
+        make_strategy("continuous", running, 0.0),
         BlockPool((running * 4096 + LONG_PROMPT) // BLOCK_SIZE),
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=workload.budget,

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
-from chairlift.runners.decoder.grammar import GrammarError, GrammarTokenizer
+from chairlift.runners.grammars.grammar import GrammarError, GrammarTokenizer
 from chairlift.text.structured import grammar_of
 
 Schema = dict[str, Any]

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
 from chairlift.folders.model_json import NO_TOKENIZER, read_model_json, values_checked
-from chairlift.folders.packing import parse_packing
+from chairlift.folders.quantization_config import parse_quantization
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tensor_files import count_numbers, weight_files
 from chairlift.gguf.gguf_file import numbers_of
@@ -78,7 +78,7 @@ def about(folder: Path, numbers: int | None) -> Rows:
     return [
         ("model", f"{config.model_type}: writes texts"),
         ("computed by", "transformers' modules, with our attention and products, if all of them can be taken over"),
-        ("strategies", ", ".join(POLICIES)),
+        ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
         *_of_weights(numbers, host_available_bytes()),
     ]
@@ -89,7 +89,7 @@ def _of_sequences(model: str, config: DecoderConfig, numbers: int | None) -> Row
     rows = [
         ("model", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}: writes texts"),
         ("computed by", "native kernels"),
-        ("strategies", ", ".join(POLICIES)),
+        ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
         *_of_weights(numbers, free),
     ]
@@ -192,6 +192,6 @@ def numbers_in(size: int, raw: Mapping[str, Any]) -> int:
         # Nearly all of them: 32 in 16 bytes and a scale.
         return size * 32 // 17
     with contextlib.suppress(UnsupportedModel), values_checked():
-        if (packing := parse_packing(raw)) is not None:
+        if (packing := parse_quantization(raw)) is not None:
             return size * 8 // packing.bits
     return size // _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)

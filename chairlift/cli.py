@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
         """As ever, but what is left over is an error here, where the flags of this very command are known."""
         found, left = super().parse_known_args(args, namespace)
         if left:
-            from chairlift.config.foreign import hint
+            from chairlift.config.other_names import hint
 
             known = [flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions]
             flags = [each.partition("=")[0] for each in left if each.startswith("--")]
@@ -174,7 +174,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         # Only a name for --help: the benchmark's imports would slow down the start of the server.
         commands.add_parser("bench", help="compare strategies or number formats, or send a trace to a server")
         return
-    from chairlift.bench.command import add_parser
+    from chairlift.bench.strategies_command import add_parser
 
     add_parser(commands)
 

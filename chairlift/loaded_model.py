@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chairlift.config.foreign import hint
+from chairlift.config.other_names import hint
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import (

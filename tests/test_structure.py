@@ -52,20 +52,23 @@ ARROWS = {
 # The same for the rooms within a package. `.` is what lies in no room: in a server, what puts its rooms together.
 ROOMS = {
     "core": {".": "", "sequences": ".", "items": "."},
-    "runners": {"decoder": "", "encoder": "decoder"},
+    "runners": {"grammars": "", "decoder": "grammars", "encoder": "decoder"},
     "engine": {".": "", "sequences": ".", "items": "."},
     "server": {
         "http": "",
         "metrics": "",
         "models": "http metrics",
-        "openai": "http models",
-        "anthropic": "http models openai",
-        "responses": "http models openai",
+        "conversations": "http models",
+        "requests": "metrics models",
+        "twin": "http metrics models requests",
+        "openai": "http models conversations",
+        "anthropic": "http models conversations openai",
+        "responses": "http models conversations openai",
         "items": "http models openai",
         "oip": "http items models",
         "batches": "http models oip",
-        "live": "batches http metrics models",
-        ".": "anthropic batches http items live models oip openai responses",
+        "live": "batches http metrics models requests",
+        ".": "anthropic batches http items live models oip openai requests responses twin",
     },
 }
 

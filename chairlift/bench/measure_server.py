@@ -16,7 +16,7 @@ from chairlift.bench.measure_sequences import check_seconds
 from chairlift.bench.running_server import HttpAnswer, RunningServer
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import (
     LEAST_SAMPLES,
@@ -52,10 +52,10 @@ def measure_served_sequences(
     Raises ConfigError for a server that waits for full batches, and RequestFailed with the first error that it gives.
     """
     check_seconds(seconds)
-    policy = POLICIES[config.strategy]
-    if policy.closes_batch and "max_wait_ms" not in policy.settings:
+    strategy = STRATEGIES[config.strategy]
+    if strategy.closes_batch and "max_wait_ms" not in strategy.settings:
         raise ConfigError(f"a {config.strategy} server answers full batches only: plan with its folder, or a --profile")
-    window = config.max_wait_ms / 1000 if "max_wait_ms" in policy.settings else 0.0
+    window = config.max_wait_ms / 1000 if "max_wait_ms" in strategy.settings else 0.0
     name, rng, began = str(about["id"]), random.Random(0), time.monotonic()
     server.check_priority("/v1/completions", {"model": name, "prompt": _ids(rng, 1), "max_tokens": 1})
     trip = _round_trip(server)

@@ -11,7 +11,7 @@ from chairlift.config.choices import choices
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
-from chairlift.core.sequences.policy import POLICIES, readers_of
+from chairlift.core.sequences.strategy import STRATEGIES, readers_of
 
 HELP = {
     "model": "a Hugging Face folder, a name of the Hub, a .gguf or .onnx file, or module:Class or file.py:Class "
@@ -105,7 +105,7 @@ HELP = {
     "max_files_bytes": "bytes of all files together",
     "max_batch_lines": "lines of a batch's input",
     "max_batches": "batches that are not over yet, beyond which a new one gets 429",
-    "max_running_batches": "batches whose lines run at once; others wait for their turn",
+    "max_running_batches": "batches of one model whose lines run at once; others wait for their turn",
     "max_stored_responses": "responses kept in memory for each tenant; 0 keeps none",
     "max_stored_bytes": "bytes of all kept responses together",
     "max_background_responses": "responses in the background that a tenant may have under way; beyond it, 429",
@@ -177,7 +177,7 @@ def _add_flag(group: "argparse._ArgumentGroup", field: msgspec.structs.FieldInfo
 def described_setting(name: str) -> str:
     """What a setting is for, and of a strategy's own, which strategies those are."""
     if name == "strategy":
-        return f"{HELP[name]}: " + "; ".join(f"{word}: {policy.about}" for word, policy in POLICIES.items())
+        return f"{HELP[name]}: " + "; ".join(f"{word}: {strategy.about}" for word, strategy in STRATEGIES.items())
     strategies = readers_of(name)
     return f"{' and '.join(strategies)}: {HELP[name]}" if strategies else HELP[name]
 

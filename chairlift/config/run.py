@@ -48,8 +48,10 @@ class RunConfig(msgspec.Struct, kw_only=True):
             raise ConfigError(
                 f"{self.input} is compressed; unpack it first: a job must be able to go on amid its input"
             )
-        if len({self.input.absolute(), self.output.absolute(), self.errors.absolute()}) < 3:
-            raise ConfigError("INPUT, OUTPUT and --errors must be three different files")
+        if len({path.absolute() for path in (self.input, self.output, self.errors, self.state)}) < 4:
+            raise ConfigError(
+                f"INPUT, OUTPUT, --errors and {self.state}, which says how far the run is, must be different files"
+            )
         if self.format == "batch":
             given = {"--id-field": self.id_field, "--chat": self.chat, "--param": self.params}
             for flag, value in given.items():

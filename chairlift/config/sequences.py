@@ -14,9 +14,9 @@ from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
 from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.live_settings import LiveSettings
 from chairlift.core.sequences.overload import LoadShedder
-from chairlift.core.sequences.policy import POLICIES, make_policy, readers_of
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.snapshots import SnapshotPool
+from chairlift.core.sequences.strategy import STRATEGIES, make_strategy, readers_of
 from chairlift.errors import ConfigError
 
 # How a model writes calls of tools; "auto" is what its folder says, "none" that it writes none.
@@ -47,7 +47,7 @@ _MOST_EXPECTED = 2**20
 class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of one model's engine. Each is also a CLI flag, a CHAIRLIFT_ variable and a key of chairlift.toml.
 
-    `strategy` is a row of `POLICIES`, which says which settings have an effect under it; of `batch_size`,
+    `strategy` is a row of `STRATEGIES`, which says which settings have an effect under it; of `batch_size`,
     `max_num_seqs`, `max_wait_ms` and the like others must be left at their defaults. `kv_cache_gb=None` and
     `max_model_len=None` are derived from the machine and the model. A step in which some decode and others read prompts
     is to take at most `step_time_ms` (0: any time), or `target_itl_ms` where there is one, and one with background
@@ -68,7 +68,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     ops: Literal["auto", "native", "reference"] = "auto"
     implementation: Literal["auto", "native", "transformers"] = "auto"
-    strategy: Annotated[str, one_of(POLICIES)] = "continuous"
+    strategy: Annotated[str, one_of(STRATEGIES)] = "continuous"
     batch_size: int = 8
     max_wait_ms: float = 5.0
     max_num_seqs: int = 64
@@ -144,7 +144,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def slots(self) -> int:
         """The most sequences that may run at once under the chosen strategy."""
-        setting = POLICIES[self.strategy].slots_setting
+        setting = STRATEGIES[self.strategy].slots_setting
         return 1 if setting is None else int(getattr(self, setting))
 
     # What these settings say, as the engine, its front and the simulator have it
@@ -171,7 +171,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         meter = LatencyBudget(inf, most, CostModel(experts=experts))
         budget = None if step_time is None else StepTimeBudget(step_time, most, meter.model)
         return SequenceScheduler(
-            make_policy(self.strategy, self.slots, self.max_wait_ms / 1000),
+            make_strategy(self.strategy, self.slots, self.max_wait_ms / 1000),
             BlockPool(num_blocks),
             block_size=block_size,
             max_num_batched_tokens=most,
@@ -190,7 +190,7 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def step_limits(self, num_blocks: int, block_size: int) -> StepLimits | None:
         """What steps are held to; None where a closed batch waits for company, whose time nobody knows."""
-        if POLICIES[self.strategy].closes_batch:
+        if STRATEGIES[self.strategy].closes_batch:
             return None
         target = seconds(self.target_itl_ms)
         return StepLimits(self.slots, self.max_num_batched_tokens, num_blocks, block_size, target, self._step_time)

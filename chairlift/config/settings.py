@@ -11,8 +11,8 @@ import msgspec
 
 from chairlift.config.choices import choices, problem_of
 from chairlift.config.flags import dashed, holds_json
-from chairlift.config.foreign import hint
 from chairlift.config.items import ItemConfig, detect_kind
+from chairlift.config.other_names import hint
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import CLOSING, ServerConfig
 from chairlift.errors import ConfigError, looking_at

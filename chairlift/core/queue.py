@@ -66,7 +66,7 @@ class WaitingQueue(Generic[R]):
 
     `push`, `pop` and `remove` take O(log n) amortized, everything else O(1). A removed entry stays in the heaps as a
     tombstone until it surfaces or until tombstones outnumber the living. Ages are kept from when somebody first asks
-    for them: most policies never do.
+    for them: most strategies never do.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chairlift.folders.config_dialects import (
+from chairlift.folders.config_names import (
     cohere,
     deepseek2,
     deepseek3,

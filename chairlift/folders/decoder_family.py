@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from chairlift.folders.config_dialects import as_it_is
+from chairlift.folders.config_names import as_it_is
 from chairlift.folders.expert_rules import ExpertRule
 from chairlift.folders.layer_norms import BEFORE, LayerNorms
 from chairlift.folders.layer_rules import (

@@ -44,9 +44,11 @@ class JobOutcome(enum.Enum):
 class JobOptions(msgspec.Struct, kw_only=True):
     """How to run a job. Times in seconds; `expires_at` in Unix seconds.
 
-    `concurrency` lines are under way at once. An error of the server's ends a line after `max_attempts`; more than
-    `max_failures` failed lines end the run. With `wait_for_space` a full disk is waited for, otherwise it ends the run.
-    So does `stall_seconds` without a single answer while the model is full or not ready.
+    `concurrency` lines are under way at once. Lines are read, `window_lines` or `window_bytes` at a time, while those
+    that are not done have fewer than `window_bytes`, and those under way never have more, unless it is one alone. An
+    error of the server's ends a line after `max_attempts`; more than `max_failures` failed lines end the run. With
+    `wait_for_space` a full disk is waited for, otherwise it ends the run. So does `stall_seconds` without a single
+    answer while the model is full or not ready.
     """
 
     concurrency: int = 64
@@ -72,7 +74,9 @@ class JobExecutor:
     """One run of one job. All methods belong to one event loop.
 
     `open_reader` opens the input, from its start. `hopeless` says why the model will never answer, if that is so.
-    `on_last` hears when every line has been sent once; `on_answer` of each line that was answered well, and its tokens.
+    `on_last` hears, once, when nothing follows what is under way before some of it has ended: every line has been sent,
+    or one must run alone, or what is read may not grow. `on_answer` hears of each line that was answered well, and its
+    tokens.
     """
 
     def __init__(
@@ -97,12 +101,12 @@ class JobExecutor:
         self._again: deque[Line] = deque()
         self._suspects: deque[Line] = deque()
         self._attempts: dict[int, Attempts] = {}
-        self._in_flight = 0
-        self._alone = False
-        self._unfinished = 0
+        self._in_flight = self._in_flight_bytes = 0
+        self._alone = self._is_held_back = False
+        self._unfinished = self._unfinished_bytes = 0
         self._number = 0
         self._exhausted = False
-        self._last_sent = False
+        self._last_said = False
         self._hungry = asyncio.Event()
         self._hungry.set()
         self._woken = asyncio.Event()
@@ -119,11 +123,6 @@ class JobExecutor:
     def counts(self) -> Counts:
         """What became of the lines so far, those of earlier runs included."""
         return self._ledger.counts
-
-    @property
-    def in_flight(self) -> int:
-        """Lines that are being answered."""
-        return self._in_flight
 
     def stop(self, grace: float = 0.0) -> None:
         """Send no more; what is under way gets `grace` seconds. The rest is left for another run."""
@@ -269,14 +268,16 @@ class JobExecutor:
         try:
             while True:
                 await self._hungry.wait()
-                self._hungry.clear()
                 window = await self._read(reader)
                 if not window:
                     break
                 unseen = self._unseen(window)
                 self._number = reader.number
                 self._unfinished += len(unseen)
+                self._unfinished_bytes += sum(map(_size_of, unseen))
                 self._queue += arrange(unseen, self._options.order, _body_of)
+                # Whoever asked meanwhile did not know of these.
+                self._hungry.clear()
                 self._wake_all()
                 self._ask_for_more()
         finally:
@@ -288,15 +289,22 @@ class JobExecutor:
         self._end_if_done()
 
     def _note_last(self) -> None:
-        if self._exhausted and not self._queue and not self._last_sent:
-            self._last_sent = True
+        if self._exhausted and not self._queue:
+            self._say_last()
+
+    def _say_last(self) -> None:
+        if not self._last_said:
+            self._last_said = True
             # By then whoever took the last line has sent it.
             asyncio.get_running_loop().call_soon(self._on_last)
 
-    def _ask_for_more(self) -> None:
+    def _ask_for_more(self) -> bool:
+        """Have more lines read if there are few; return whether as many as there are may be more."""
         behind = self._number - self._ledger.progress.watermark
-        if len(self._queue) <= self._options.concurrency and behind < MAX_AHEAD:
+        may_read = behind < MAX_AHEAD and self._unfinished_bytes < self._options.window_bytes
+        if may_read and len(self._queue) <= self._options.concurrency:
             self._hungry.set()
+        return may_read
 
     # Sending
 
@@ -317,30 +325,38 @@ class JobExecutor:
         if self._alone or self._ledger.pending_bytes > _MOST_PENDING * self._options.commit_bytes:
             return None
         if self._suspects:
+            # Neither it nor those before it get company any more.
+            self._say_last()
             if self._in_flight:
                 return None
             self._alone = True
             return self._suspects.popleft()
-        if self._again:
-            return self._again.popleft()
-        if not self._queue:
-            self._ask_for_more()
+        lines = self._again or self._queue
+        if not lines:
+            if not self._ask_for_more():
+                self._say_last()
             return None
-        line = self._queue.popleft()
-        if len(self._queue) <= self._options.concurrency:
-            self._ask_for_more()
+        if self._in_flight and self._in_flight_bytes + _size_of(lines[0]) > self._options.window_bytes:
+            self._is_held_back = True
+            self._say_last()
+            return None
+        line = lines.popleft()
+        self._note_last()
+        self._ask_for_more()
         return line
 
     async def _send(self, line: Line) -> bool:
         """Send a line, and return whether it was answered well."""
+        size = _size_of(line)
         self._in_flight += 1
-        self._note_last()
+        self._in_flight_bytes += size
         try:
             reply = await self._client.post(line.url, line.body)
         finally:
             self._in_flight -= 1
-            if self._alone or (self._suspects and not self._in_flight):
-                self._alone = False
+            self._in_flight_bytes -= size
+            if self._alone or self._is_held_back or (self._suspects and not self._in_flight):
+                self._alone = self._is_held_back = False
                 self._wake_all()
         if reply.status >= 300:
             self._judge(line, reply)
@@ -394,6 +410,7 @@ class JobExecutor:
         if self._attempts:
             self._attempts.pop(line.number, None)
         self._unfinished -= 1
+        self._unfinished_bytes -= _size_of(line)
         if self._ledger.pending_bytes > self._options.commit_bytes:
             self._commit_due.set()
         self._end_if_done()
@@ -445,6 +462,11 @@ class JobExecutor:
 
 def _body_of(line: Line) -> bytes:
     return line.body
+
+
+def _size_of(line: Line) -> int:
+    """About how many bytes it takes."""
+    return len(line.custom_id) + len(line.url) + len(line.body)
 
 
 def _worker_lost(reply: Reply) -> bool:

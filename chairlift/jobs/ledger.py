@@ -55,6 +55,8 @@ class Ledger:
         counts.completion_tokens += usage.completion_tokens
         if usage.prompt_tokens_details is not None:
             counts.cached_tokens += usage.prompt_tokens_details.cached_tokens
+        if usage.completion_tokens_details is not None:
+            counts.reasoning_tokens += usage.completion_tokens_details.reasoning_tokens
 
     def fail(self, number: int, record: bytes) -> None:
         """A line has an error for good."""

@@ -10,6 +10,8 @@ from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, JobError
 
 MAX_LINE_BYTES = 16 * 2**20
+# A line is a body and what stands around it.
+ENVELOPE_BYTES = 2**16
 
 _BOM = b"\xef\xbb\xbf"
 _SKIPPED_BYTES = 2**20
@@ -145,6 +147,21 @@ def parse_batch_line(number: int, raw: bytes) -> Line:
     return Line(number=number, custom_id=msgspec.json.encode(given.custom_id), url=given.url, body=body)
 
 
+def lines_for(model: str) -> Parse:
+    """As `parse_batch_line`, of lines that name no model: their requests name this one."""
+    named = b'"model":%b}' % msgspec.json.encode(model)
+
+    def parse(number: int, raw: bytes) -> Line:
+        line = parse_batch_line(number, raw)
+        if line.error is None:
+            # Of several fields of a name the last one counts.
+            fields = line.body.rstrip()[:-1].rstrip()
+            line.body = fields + (named if fields == b"{" else b"," + named)
+        return line
+
+    return parse
+
+
 def _check(given: BatchLine, body: bytes) -> None:
     """Raise InvalidRequest for what no route would take."""
     if given.method != "POST":
@@ -154,7 +171,7 @@ def _check(given: BatchLine, body: bytes) -> None:
         raise InvalidRequest(message, "url", "invalid_url")
     if not body.startswith(b"{"):
         raise InvalidRequest("body must be an object", "body", "invalid_body")
-    if b'"stream"' in body and decode(body, _streamed).stream:
+    if decode(body, _streamed).stream:
         message = "stream must be false: a batch gives each line's answer as a whole"
         raise InvalidRequest(message, "body.stream", "stream_not_supported")
 
@@ -174,11 +191,14 @@ def _custom_id(raw: bytes) -> bytes:
         return b"null"
 
 
-def count_newlines(path: Path) -> int:
-    """About how many lines a file has: its newlines, and one more if the last line has none. Reads all of it."""
+def count_newlines(path: Path, stop: Callable[[], bool] = lambda: False) -> int:
+    """About how many lines a file has: its newlines, and one more if the last line has none.
+
+    Reads all of it, or as far as it comes before it is to `stop`.
+    """
     count, last = 0, b"\n"
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(2**20):
+        while not stop() and (chunk := file.read(2**20)):
             count += chunk.count(b"\n")
             last = chunk[-1:]
     return count + (last != b"\n")

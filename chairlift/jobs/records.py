@@ -1,5 +1,6 @@
 """Result lines as OpenAI's batch format has them."""
 
+import contextlib
 import re
 
 import msgspec
@@ -18,12 +19,19 @@ class Details(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class WrittenDetails(msgspec.Struct):
+    """How much of what was written was reasoning."""
+
+    reasoning_tokens: int = 0
+
+
 class LineUsage(msgspec.Struct):
     """The tokens that an answer says it took."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: Details | None = None
+    completion_tokens_details: WrittenDetails | None = None
 
 
 class ResponseUsage(msgspec.Struct):
@@ -32,6 +40,7 @@ class ResponseUsage(msgspec.Struct):
     input_tokens: int
     output_tokens: int
     input_tokens_details: Details | None = None
+    output_tokens_details: WrittenDetails | None = None
 
 
 _usage = msgspec.json.Decoder(LineUsage)
@@ -47,7 +56,7 @@ def answered(result_id: str, line: Line, reply: Reply) -> bytes:
         line.custom_id,
         reply.status,
         request_id,
-        _one_line(reply.body),
+        _one_line(reply),
     )
 
 
@@ -65,17 +74,20 @@ def usage_of(body: bytes) -> LineUsage:
             return _NO_USAGE
         if b'"input_tokens":' in found[1]:
             usage = _response_usage.decode(found[1])
-            return LineUsage(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
+            read, written = usage.input_tokens_details, usage.output_tokens_details
+            return LineUsage(usage.input_tokens, usage.output_tokens, read, written)
         return _usage.decode(found[1])
     except msgspec.DecodeError:
         return _NO_USAGE
 
 
-def _one_line(body: bytes) -> bytes:
+def _one_line(reply: Reply) -> bytes:
     """A JSON document without line ends; whatever is not JSON becomes a string."""
-    try:
-        if b"\n" in body or body[:1] not in b"{[":
+    body = reply.body
+    kind = (reply.header(b"content-type") or b"").partition(b";")[0]
+    if kind == b"application/json" and body:
+        if b"\n" not in body and body[:1] in b"{[":
+            return body
+        with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.format(body, indent=-1)
-    except msgspec.DecodeError:
-        return msgspec.json.encode(body.decode("utf-8", "replace"))
-    return body
+    return msgspec.json.encode(body.decode("utf-8", "replace"))

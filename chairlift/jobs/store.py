@@ -48,6 +48,7 @@ class Counts(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def done(self) -> int:
@@ -296,11 +297,15 @@ class Store:
             raise self._explain(error) from error
 
     def _explain(self, error: sqlite3.Error) -> JobError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        exactly = getattr(error, "sqlite_errorcode", 0)
+        code = exactly & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreBusy(f"{self.path} is in use: another process works on this job. Wait for it, or end it")
         if code == sqlite3.SQLITE_FULL:
             return StorageFull(f"there is no space for {self.path} ({error}): make some, or raise the quota")
+        if exactly == sqlite3.SQLITE_IOERR_WRITE:
+            # Of a quota, or a limit on files, SQLite says no more than that.
+            return StorageFull(f"{self.path} can't be written ({error}): make space, raise the quota, or mend the disk")
         return JobError(f"{self.path} can't be used: {error}")
 
 

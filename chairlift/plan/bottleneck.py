@@ -7,7 +7,7 @@ import msgspec
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.figures import Gauges, report
 from chairlift.plan.machine_profile import ItemProfile
 from chairlift.plan.simulated_run import SimulatedRun
@@ -89,7 +89,7 @@ def _bottleneck(
     """The first thing that is full; "compute" stands for the steps themselves."""
     slots = config.slots
     held, taken = gauge.mean_kv_blocks / blocks, gauge.mean_running / slots
-    closes = POLICIES[config.strategy].closes_batch
+    closes = STRATEGIES[config.strategy].closes_batch
     if preemptions or held >= _FULL:
         return "KV memory", f"{held:.0%} of its KV blocks are held on average, and {preemptions} requests had to pause"
     if front >= _FULL:

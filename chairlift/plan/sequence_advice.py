@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from chairlift.core.sequences.policy import POLICIES, Policy
+from chairlift.core.sequences.strategy import STRATEGIES, Strategy
 from chairlift.plan.advice import ALONE, TrafficFacts, at_once, described, rounded, verdict
 from chairlift.plan.planner import ServingPlan, StrategyPlan
 from chairlift.plan.trace import TraceRequest
@@ -36,10 +36,10 @@ def sequence_decision(plan: ServingPlan, facts: TrafficFacts, trace: Sequence[Tr
 def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
     """Whether somebody waits for each answer, and what that means for batches that leave only when they are full."""
     text = f"Does anybody wait for each answer? Yes: {described(facts)}."
-    patient = _first(plan, lambda policy: policy.closes_batch and "max_wait_ms" not in policy.settings)
+    patient = _first(plan, lambda strategy: strategy.closes_batch and "max_wait_ms" not in strategy.settings)
     open_one = _first(plan, _is_open)
     if patient is not None:
-        size = int(patient.settings.get(POLICIES[patient.strategy].slots_setting or "", _BATCH))
+        size = int(patient.settings.get(STRATEGIES[patient.strategy].slots_setting or "", _BATCH))
         text += f" A full batch of {size} takes {rounded(size / facts.rate)} s to come together,"
         text += f" so {patient.strategy} is for work that is all there at once"
         if open_one is not None:
@@ -54,7 +54,7 @@ def _company(plan: ServingPlan, facts: TrafficFacts) -> str:
     several = at_once(plan, facts)
     text = f"Are there several at once? An answer takes up to {rounded(plan.alone.e2e)} s without company"
     text += f" (p{plan.targets.percentile:g}), so at this rate at most {several:.1f} are under way at a time."
-    single = _first(plan, lambda policy: policy.slots_setting is None)
+    single = _first(plan, lambda strategy: strategy.slots_setting is None)
     if single is not None:
         text += f" One at a time, {rounded(single.capacity)} a second are possible"
         text += "." if single.capacity > facts.rate else ", which is not enough: steps must be shared."
@@ -76,8 +76,8 @@ def _lengths(facts: TrafficFacts, trace: Sequence[TraceRequest]) -> str:
 def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
     """The strategies that these answers speak for, by their properties, and the rule that says so."""
     names = [each.strategy for each in plan.strategies]
-    open_ones = {name for name in names if _is_open(POLICIES[name])}
-    windows = {name for name in names if POLICIES[name].closes_batch and "max_wait_ms" in POLICIES[name].settings}
+    open_ones = {name for name in names if _is_open(STRATEGIES[name])}
+    windows = {name for name in names if STRATEGIES[name].closes_batch and "max_wait_ms" in STRATEGIES[name].settings}
     if at_once(plan, facts) < ALONE:
         return set(names), "So there is hardly anything to batch, and any strategy does that waits for nobody."
     if facts.output_mean <= _ONE_SHOT:
@@ -90,14 +90,14 @@ def _advised(plan: ServingPlan, facts: TrafficFacts) -> tuple[set[str], str]:
     return open_ones, f"{text} {_words(open_ones)}."
 
 
-def _first(plan: ServingPlan, wanted: Callable[[type[Policy]], bool]) -> StrategyPlan | None:
-    return next((each for each in plan.strategies if wanted(POLICIES[each.strategy])), None)
+def _first(plan: ServingPlan, wanted: Callable[[type[Strategy]], bool]) -> StrategyPlan | None:
+    return next((each for each in plan.strategies if wanted(STRATEGIES[each.strategy])), None)
 
 
-def _is_open(policy: type[Policy]) -> bool:
+def _is_open(strategy: type[Strategy]) -> bool:
     """Whether a free slot is given away while others run."""
-    return policy.slots_setting is not None and not policy.closes_batch
+    return strategy.slots_setting is not None and not strategy.closes_batch
 
 
 def _words(names: set[str]) -> str:
-    return " or ".join(name for name in POLICIES if name in names)
+    return " or ".join(name for name in STRATEGIES if name in names)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES, readers_of
+from chairlift.core.sequences.strategy import STRATEGIES, readers_of
 from chairlift.plan.targets import LatencyTargets
 
 _SLOTS = (2, 4, 8, 16, 32, 64, 128)
@@ -23,11 +23,11 @@ def with_strategy(config: SequenceConfig, strategy: str, slots: int, **own: Any)
 
     Of `own` settings, and of those that the configuration has, the strategy keeps what it reads.
     """
-    policy = POLICIES[strategy]
+    kind = STRATEGIES[strategy]
     changes: dict[str, Any] = {"strategy": strategy}
     for field in msgspec.structs.fields(config):
         readers = readers_of(field.name)
-        if field.name == policy.slots_setting:
+        if field.name == kind.slots_setting:
             changes[field.name] = slots
         elif readers and strategy not in readers:
             changes[field.name] = field.default
@@ -39,15 +39,15 @@ def with_strategy(config: SequenceConfig, strategy: str, slots: int, **own: Any)
 
 def sequence_candidates(base: SequenceConfig, strategy: str, targets: LatencyTargets) -> list[SequenceConfig]:
     """Return every configuration of a strategy that is worth a try, each once."""
-    policy = POLICIES[strategy]
-    slots = _SLOTS if policy.slots_setting else (1,)
-    budgets = _TOKENS_OF_CLOSED if policy.closes_batch or not policy.slots_setting else _TOKENS
+    kind = STRATEGIES[strategy]
+    slots = _SLOTS if kind.slots_setting else (1,)
+    budgets = _TOKENS_OF_CLOSED if kind.closes_batch or not kind.slots_setting else _TOKENS
     steps: list[dict[str, Any]] = [{"max_num_batched_tokens": each, "target_itl_ms": None} for each in budgets]
-    if "target_itl_ms" in policy.settings and targets.itl < inf:
+    if "target_itl_ms" in kind.settings and targets.itl < inf:
         within = [round(1000 * share * targets.itl, 1) for share in _STEP_SHARES]
         steps += [{"max_num_batched_tokens": _TOKENS[-1], "target_itl_ms": each} for each in within if each > 0]
     windows = [base.max_wait_ms]
-    if "max_wait_ms" in policy.settings:
+    if "max_wait_ms" in kind.settings:
         shares = () if targets.ttft == inf else _WINDOW_SHARES
         windows = [*_WINDOWS, *(round(1000 * share * targets.ttft, 1) for share in shares)]
     found = [

@@ -7,7 +7,7 @@ from functools import cached_property
 import msgspec
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.bottleneck import Limit, sequence_limit
 from chairlift.plan.case import PlanCase, Point
 from chairlift.plan.figures import Latencies
@@ -26,7 +26,7 @@ class SequenceCase(PlanCase[SequenceConfig, SequenceProfile]):
 
     max_waiting: int = 1024
 
-    strategies = tuple(POLICIES)
+    strategies = tuple(STRATEGIES)
 
     def candidates(self, base: SequenceConfig, strategy: str) -> list[SequenceConfig]:
         """Slots, tokens of a step, and whatever else the strategy reads."""

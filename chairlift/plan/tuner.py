@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.what_if import Spread, TrafficFigures, WhatIfAnswer
 
 # The twin is believed where it is as near as this to what was measured, or as near as this in seconds.
@@ -204,9 +204,9 @@ class Tuner:
 
     def _settings(self) -> list[str]:
         """Those that the strategy reads and that have room to turn."""
-        policy = POLICIES[self.configured.strategy]
-        own = (policy.slots_setting, *policy.settings, "background_step_ms")
-        if "target_itl_ms" in policy.settings:
+        strategy = STRATEGIES[self.configured.strategy]
+        own = (strategy.slots_setting, *strategy.settings, "background_step_ms")
+        if "target_itl_ms" in strategy.settings:
             own = (*own, "max_num_batched_tokens")
         names = [name for name in _SHARES if name in own]
         if self.configured.target_itl_ms is not None:
@@ -226,7 +226,7 @@ class Tuner:
 def rungs(configured: SequenceConfig, setting: str) -> list[float]:
     """The values that a setting may have, least first, with what was configured. Of one there is no turning."""
     most = getattr(configured, setting)
-    if not most or (setting == "max_wait_ms" and POLICIES[configured.strategy].slots_setting is None):
+    if not most or (setting == "max_wait_ms" and STRATEGIES[configured.strategy].slots_setting is None):
         return [most]
     found = [share * most for share in _SHARES[setting] if share < 1]
     if setting in _COUNTS:

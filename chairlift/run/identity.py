@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.config.items import split_class
 from chairlift.config.run import RunConfig
 from chairlift.config.settings import Settings, is_class
 from chairlift.errors import JobError
@@ -16,8 +17,10 @@ from chairlift.jobs.lines import unreadable
 _OF_RESULTS = (
     *("dtype", "device", "ops", "quantization", "kv_cache_dtype", "max_model_len", "seed", "generation_config"),
     *("kind", "outputs", "options", "max_body_bytes", "max_tensor_bytes", "max_n", "max_prompts_per_request"),
-    *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
+    *("max_stop_strings", "max_stop_chars", "max_stop_chars_total", "max_waiting", "model_aliases", "tool_dialect"),
+    *("implementation", "call_timeout_s", "retries", "bisect"),
 )
+_FILES = "files of --model"
 _EDGE_BYTES = 2**16
 # Where lines that failed go, beside the output.
 ERRORS = "--errors"
@@ -34,6 +37,9 @@ def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
         of = f"{served.name}: " if len(settings.models) > 1 else ""
         model = served.config.model
         found[f"{of}--model"] = model if is_class(model) else os.path.abspath(model)
+        if served.hub is None:
+            # Of those of the Hub the path says which revision it is.
+            found[of + _FILES] = _fingerprint_of_files(model)
         found[f"{of}--served-model-name"] = served.name
         found |= {f"{of}--{name.replace('_', '-')}": value for name, value in _of_results(served.config)}
     found |= {f"--{name.replace('_', '-')}": value for name, value in _of_results(settings.server)}
@@ -44,10 +50,12 @@ def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
 
 def check_same(before: dict[str, Any], now: dict[str, Any], state: Path) -> None:
     """Raise JobError, naming what differs, if a run is not the one that was begun."""
-    for name in before.keys() | now.keys():
+    for name in now | before:
         was, is_ = before.get(name), now.get(name)
         if was != is_:
-            what = "it has changed" if name == "INPUT" else f"{name} was {_shown(was)} and is {_shown(is_)}"
+            what = f"{name} was {_shown(was)} and is {_shown(is_)}"
+            if name == "INPUT" or name.endswith(_FILES):
+                what = "it has changed" if name == "INPUT" else f"{name} have changed"
             subject = "another INPUT" if name == "INPUT" else "other settings"
             raise JobError(
                 f"{state} is of a run with {subject}: {what}. Run it as it was begun, or begin anew with --restart"
@@ -65,6 +73,32 @@ def fingerprint(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(path, error) from None
     return {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "sha256": digest.hexdigest()}
+
+
+def _fingerprint_of_files(model: str) -> str:
+    """A hash of the names, sizes and times of a model's files."""
+    about = []
+    for path in _files_of(model):
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise unreadable(path, error) from None
+        about.append((os.path.abspath(path), found.st_size, found.st_mtime_ns))
+    return hashlib.sha256(msgspec.json.encode(about)).hexdigest()
+
+
+def _files_of(model: str) -> list[Path]:
+    """A folder's files, or those that begin with a file's name; of a class its module, unless that is installed."""
+    if is_class(model):
+        where, _ = split_class(model)
+        named = Path(*where.split("."))
+        places = [Path(where)] if where.endswith(".py") else [named.with_suffix(".py"), named / "__init__.py"]
+        return [place for place in places if place.is_file()]
+    path = Path(model)
+    if path.is_file():
+        return sorted(each for each in path.parent.iterdir() if each.name.startswith(path.name))
+    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sorted(each for each in files if not any(part.startswith(".") for part in each.relative_to(path).parts))
 
 
 def _of_results(config: msgspec.Struct) -> list[tuple[str, Any]]:

@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,13 +26,13 @@ from chairlift.engine.machine import Machine
 from chairlift.errors import ChairliftError, ConfigError, JobError, Unavailable
 from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
 from chairlift.jobs.ledger import Ledger
-from chairlift.jobs.lines import JsonLines, Line, Reader, count_newlines, parse_batch_line
+from chairlift.jobs.lines import ENVELOPE_BYTES, JsonLines, Line, Reader, count_newlines, parse_batch_line
 from chairlift.jobs.records import LineUsage
 from chairlift.jobs.results import length_of
 from chairlift.jobs.store import Job, Store
 from chairlift.run.display import Display, summary
 from chairlift.run.identity import ERRORS, check_same, fingerprint, identity
-from chairlift.run.plan import Plan, StaticSteps, for_throughput, plan_for
+from chairlift.run.plan import Plan, StaticSteps, for_throughput, least_at_once, plan_for
 from chairlift.server.models.host import Host, host
 from chairlift.server.models.loader import HostLoader
 
@@ -39,13 +40,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from chairlift.run.template import Template
-    from chairlift.server.models.registry import Models
+    from chairlift.server.models.registry import Models, ModelService
 
 TOO_MANY_FAILURES = 3
 _SHOW_SECONDS = 0.25
 _STALL_SECONDS = 600.0
-# A line is a body and what stands around it.
-_ENVELOPE_BYTES = 2**16
 
 
 def main(args: argparse.Namespace) -> int:
@@ -86,7 +85,13 @@ def _check_files(config: RunConfig) -> None:
 
 
 def _check_concurrency(config: RunConfig, settings: Settings) -> None:
-    """Refuse more lines at once than a model's queue takes."""
+    """Refuse more lines at once than a model's queue takes, and fewer than it needs to begin."""
+    least = least_at_once(settings)
+    if config.concurrency is not None and config.concurrency < least:
+        raise ConfigError(
+            f"--concurrency {config.concurrency} is less than the {least} lines at once that static batches need to be "
+            "full, and they leave only then: raise it, lower batch_size, or choose another strategy"
+        )
     for served in settings.models:
         model = served.config
         most = settings.server.max_waiting if isinstance(model, SequenceConfig) else model.max_waiting
@@ -147,6 +152,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, settings: Settings, store: Store, job: Job, ledger: Ledger) -> None:
         self._config, self._server = config, settings.server
+        self._least_at_once = least_at_once(settings)
         self._store, self._job, self._ledger = store, job, ledger
         machine = Machine() if len(settings.models) > 1 else None
         self._loader = HostLoader(settings, lambda served: host(served, settings.server, machine))
@@ -156,6 +162,9 @@ class _Run:
         self._signalled = asyncio.Event()
         self._outcome: JobOutcome | None = None
         self._total: int | None = None
+        # Each host's, in their order.
+        self._services: list[ModelService] = []
+        self._over = threading.Event()
 
     async def run(self) -> int:
         """Load, run, and say what came of it."""
@@ -175,6 +184,8 @@ class _Run:
                 await self._go(models, app)
         finally:
             counting.cancel()
+            # Its thread would be waited for all the same.
+            self._over.set()
             await asyncio.gather(*(each.stop() for each in self._hosts))
         return self._status()
 
@@ -182,8 +193,8 @@ class _Run:
         from chairlift.server.app import create_app
         from chairlift.server.models.registry import Models
 
-        services = [self._loader.prepare(each) for each in self._hosts]
-        models = Models(services, aliases=self._server.model_aliases)
+        self._services = [self._loader.prepare(each) for each in self._hosts]
+        models = Models(self._services, aliases=self._server.model_aliases)
         # Nobody but this process sends anything, so nobody is asked for a key.
         return models, create_app(models, msgspec.structs.replace(self._server, api_key=None, api_keys=None))
 
@@ -204,7 +215,7 @@ class _Run:
         """Run the job, showing how far it is."""
         from chairlift.server.http.local_client import AppClient
 
-        plan = self._plan(models)
+        plan = self._plan()
         steps = self._static_steps()
         before = self._ledger.checkpoint.counts
         self._executor = executor = JobExecutor(
@@ -254,18 +265,18 @@ class _Run:
 
     # Parts
 
-    def _plan(self, models: "Models") -> Plan:
+    def _plan(self) -> Plan:
         """How to send: what suits the model, or the most demanding of several, unless the flags say otherwise."""
         from chairlift.server.models.item_service import ItemService
 
         plans = []
-        for each, service in zip(self._hosts, models.all(), strict=True):
+        for each, service in zip(self._hosts, self._services, strict=True):
             info = service.info if isinstance(service, ItemService) else None
             plans.append(plan_for(each.served, info, self._server.max_waiting))
         plan = max(plans, key=lambda plan: plan.concurrency)
         if (order := self._config.order) is not None and order != plan.order:
             plan = plan._replace(order=order, reason=f"{plan.reason.partition(';')[0]}; order: {order}, as asked for")
-        return plan if self._config.concurrency is None else plan._replace(concurrency=self._config.concurrency)
+        return plan._replace(concurrency=self._config.concurrency or max(plan.concurrency, self._least_at_once))
 
     def _options(self, plan: Plan) -> JobOptions:
         return JobOptions(
@@ -286,7 +297,7 @@ class _Run:
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""
         config = self._config
-        longest = max(self._server.max_body_bytes, self._server.max_tensor_bytes) + _ENVELOPE_BYTES
+        longest = max(self._server.max_body_bytes, self._server.max_tensor_bytes) + ENVELOPE_BYTES
         if config.format == "batch":
             return lambda: JsonLines(config.input, parse_batch_line, longest)
         from chairlift.run.tables import CsvRows, ParquetRows
@@ -318,7 +329,7 @@ class _Run:
 
                 self._total = count_rows(self._config.input)
             else:
-                self._total = count_newlines(self._config.input) - (self._config.format == "csv")
+                self._total = count_newlines(self._config.input, self._over.is_set) - (self._config.format == "csv")
 
     def _close_queues(self) -> None:
         for each in self._hosts:

@@ -8,6 +8,7 @@ from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.run import Order
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import ModelConfig, ServedModel, Settings
+from chairlift.errors import ConfigError
 from chairlift.runners.items import ItemInfo
 
 # Batches for each instance: the one that runs, one that is ready to follow, and two to be made ready.
@@ -27,16 +28,35 @@ class Plan(NamedTuple):
 
 
 def for_throughput(settings: Settings) -> Settings:
-    """The same settings, with larger batches for encoders that were given no size."""
-    return settings._replace(models=tuple(served._replace(config=_larger(served.config)) for served in settings.models))
+    """The same settings, with larger batches for encoders that were given no size, and no deadlines for items."""
+    return settings._replace(models=tuple(each._replace(config=_patient(each.config)) for each in settings.models))
 
 
-def _larger(config: ModelConfig) -> ModelConfig:
-    if not isinstance(config, ItemConfig) or config.kind != "encoder" or config.max_batch_size is not None:
+def _patient(config: ModelConfig) -> ModelConfig:
+    if not isinstance(config, ItemConfig):
+        return config
+    config = msgspec.structs.replace(config, max_queue_ms=None, timeout_ms=None)
+    if config.kind != "encoder" or config.max_batch_size is not None:
         return config
     tokens = config.max_batch_tokens or _TOKENS
     size = min(_TEXTS, config.max_waiting)
     return msgspec.structs.replace(config, max_batch_size=size, max_batch_tokens=tokens)
+
+
+def least_at_once(settings: Settings) -> int:
+    """So many lines must be under way lest each waits for others to fill a batch, as static ones leave only when full.
+
+    Raises ConfigError where a queue holds less than a batch.
+    """
+    configs = [served.config for served in settings.models]
+    sizes = [each.slots for each in configs if isinstance(each, SequenceConfig) and each.strategy == "static"]
+    largest, most = max(sizes, default=0), settings.server.max_waiting
+    if largest > most:
+        raise ConfigError(
+            f"max_waiting {most} is less than batch_size {largest}, and a static batch leaves only when it is full: "
+            "raise max_waiting, or lower batch_size"
+        )
+    return sum(size - 1 for size in sizes) + 1
 
 
 def plan_for(served: ServedModel, info: ItemInfo | None, max_waiting: int) -> Plan:

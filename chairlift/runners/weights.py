@@ -9,11 +9,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.packing import Packing
+from chairlift.folders.quantization_config import QuantizationConfig
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.ops.ggml_blocks import unpack_blocks
-from chairlift.runners.packed_weights import PackedWeights
+from chairlift.runners.quantized_weights import QuantizedWeights
 
 # Buffers that old checkpoints carry and that are derived from the config.
 _DERIVED = (".rotary_emb.inv_freq", "embeddings.position_ids")
@@ -33,7 +33,9 @@ class Weights:
     naming the file or tensor at fault.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, packing: Packing | None = None) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, packing: QuantizationConfig | None = None
+    ) -> None:
         """Open the files of a folder whose projections are packed so, or not at all."""
         self.dtype = dtype
         self.device = device
@@ -44,7 +46,7 @@ class Weights:
             self._handles.append(handle)
             self._handle_of.update(dict.fromkeys(handle.keys(), handle))
         self._unused = {name for name in self._handle_of if not name.endswith(_DERIVED)}
-        self._packed = None if packing is None else PackedWeights(packing, self._handle_of.keys(), self._get)
+        self._packed = None if packing is None else QuantizedWeights(packing, self._handle_of.keys(), self._get)
 
     def __enter__(self) -> "Weights":
         return self

@@ -26,11 +26,11 @@ from chairlift.server.live.feed import LiveFeed
 from chairlift.server.live.live_page import wants_page
 from chairlift.server.live.snapshot import Observer
 from chairlift.server.models.registry import Models, no_route
-from chairlift.server.models.twin import Twin
 from chairlift.server.oip.shared_memory import SharedRegions
 from chairlift.server.responses.response_store import ResponseStore
 from chairlift.server.routes import ENDPOINTS, hint_for, shape_of
 from chairlift.server.status import Exposition
+from chairlift.server.twin.twin import Twin
 
 
 def create_app(

@@ -11,9 +11,9 @@ from chairlift.plan.what_if import Foretold, ItemQuestion, SequenceQuestion
 from chairlift.server.http.exchange import as_json, read_body, until_gone
 from chairlift.server.http.origins import check_same_site
 from chairlift.server.models.registry import model_in_path
-from chairlift.server.models.seen import WINDOW_S, lately, past_of
-from chairlift.server.models.twin import Twin
-from chairlift.server.other_settings import BODY, given_in, other_settings
+from chairlift.server.twin.past_traffic import WINDOW_S, lately, past_of
+from chairlift.server.twin.settings_change import BODY, given_in, other_settings
+from chairlift.server.twin.twin import Twin
 
 
 async def show_forecast(request: Request) -> Response:

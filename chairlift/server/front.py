@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from chairlift.server.models.registry import Models, ModelService
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_recorder import TraceRecorder
-    from chairlift.server.models.tuning import Tuning
     from chairlift.server.responses.response_store import ResponseStore
+    from chairlift.server.twin.tuning import Tuning
 
 log = logging.getLogger(__name__)
 
@@ -227,10 +227,10 @@ class _Front:
         from chairlift.server.http.protocol import make_server
         from chairlift.server.http.tenants import Keys
         from chairlift.server.models.registry import Models
-        from chairlift.server.models.tuning import Tuning
-        from chairlift.server.models.twin import Twin
-        from chairlift.server.oip.beside import grpc_beside
+        from chairlift.server.oip.grpc_optional import grpc_beside
         from chairlift.server.responses.response_store import ResponseStore
+        from chairlift.server.twin.tuning import Tuning
+        from chairlift.server.twin.twin import Twin
 
         self._services = [self._loader.prepare(each) for each in self._first]
         self._models = models = Models(self._services, self._loader, self._config.model_aliases)

@@ -17,14 +17,14 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, off_loop, until_gone
 from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import page_limit, query_of
-from chairlift.server.models import item_view, sequence_view
-from chairlift.server.models.faster import ANSWERED, what_if
 from chairlift.server.models.registry import ModelService, models_of
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.models.request_view import RequestView
 from chairlift.server.models.sequence_service import Sample, SequenceService
-from chairlift.server.models.timeline import snapshot, trace_document
-from chairlift.server.models.twin import Twin
+from chairlift.server.requests import item_view, sequence_view
+from chairlift.server.requests.request_view import RequestView
+from chairlift.server.requests.timeline import snapshot, trace_document
+from chairlift.server.twin.twin import Twin
+from chairlift.server.twin.what_if_view import ANSWERED, what_if
 
 _DEFAULT_PAGE, _MOST = 20, 100
 LIST_QUERY = {

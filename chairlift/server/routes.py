@@ -10,7 +10,7 @@ from typing import get_args
 from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
-from chairlift.server import forecast_routes, other_settings, recording_routes, request_routes, settings_routes, status
+from chairlift.server import forecast_routes, recording_routes, request_routes, settings_routes, status
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
@@ -24,6 +24,7 @@ from chairlift.server.oip import predict
 from chairlift.server.openai import body_types, chat, completions, token_routes
 from chairlift.server.responses import response_body
 from chairlift.server.responses import response_routes as responses
+from chairlift.server.twin import settings_change
 
 _ITEM_TASKS: tuple[str, ...] = get_args(Task)
 _TEXT_TASKS = ("embed", "classify", "rerank")
@@ -291,7 +292,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/models/{model:path}/forecast",
         forecast_routes.show_forecast,
         "What the last minutes would have been like with other settings; without keys for this machine alone",
-        (other_settings.SettingsBody,),
+        (settings_change.SettingsBody,),
         right="admin",
         local=True,
     ),
@@ -300,7 +301,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/models/{model:path}/settings",
         settings_routes.change_settings,
         "Other settings for a model that runs; without keys for this machine alone",
-        (other_settings.SettingsBody,),
+        (settings_change.SettingsBody,),
         right="admin",
         local=True,
     ),
@@ -344,6 +345,8 @@ def hint_for(path: str) -> str:
         return f"; did you mean {_BASE}{path}? A client's base URL ends in {_BASE}"
     if path.startswith(f"{_BASE}{_BASE}/") and _is_route(meant := path.removeprefix(_BASE)):
         return f"; did you mean {meant}? Leave one {_BASE} out of the client's base URL"
+    if path == _UPLOADS or path.startswith(f"{_UPLOADS}/"):
+        return f"; a file comes in one piece: POST it to {_BASE}/files"
     return ""
 
 
@@ -352,5 +355,6 @@ def _is_route(path: str) -> bool:
 
 
 _BASE = "/v1"
+_UPLOADS = f"{_BASE}/uploads"
 # Of paths that begin so, and are no routes.
 _BESIDE: Mapping[str, Shape] = {"/v2/": oip_shape, "/v1/messages/": anthropic_shape}

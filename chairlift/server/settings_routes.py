@@ -14,7 +14,7 @@ from chairlift.server.http.origins import check_same_site
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import model_in_path
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.other_settings import BODY, OtherSettings, configured_with, given_in, other_settings
+from chairlift.server.twin.settings_change import BODY, OtherSettings, configured_with, given_in, other_settings
 
 log = logging.getLogger(__name__)
 

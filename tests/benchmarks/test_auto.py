@@ -98,7 +98,8 @@ def test_a_rate_holds_while_95_percent_keep_the_target(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(auto_rates, "replay", served)
     best, rows = auto_rates.find(Target.of("http://h:1", "m", {}), trace, args, "title")
-    assert best is not None and 3.0 / auto_rates.PRECISION < best <= 3.0
+    assert best is not None
+    assert 3.0 / auto_rates.PRECISION < best <= 3.0
     assert [row["rate"] for row in rows] == sorted(row["rate"] for row in rows)
     assert {row["given_up"] for row in rows if row["rate"] > 3.1} == {True}
     # At low rates a hundred come all the same.

@@ -14,8 +14,8 @@ import pytest
 
 from chairlift.cli import main
 from chairlift.config.flags import HELP, add_flags, model_flags
-from chairlift.config.foreign import INSTEAD, OURS, hint
 from chairlift.config.items import ItemConfig
+from chairlift.config.other_names import INSTEAD, OURS, hint
 from chairlift.config.run import RunConfig, run_config
 from chairlift.config.run import add_flags as add_run_flags
 from chairlift.config.sequences import SequenceConfig

@@ -9,10 +9,10 @@ import pytest
 from chairlift.core.cost import CostModel
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.strategy import make_strategy
 
 COUNT = 64
 
@@ -20,7 +20,7 @@ COUNT = 64
 def scheduler_of(background: bool) -> SequenceScheduler:
     """A scheduler in which all sequences decode."""
     made = SequenceScheduler(
-        make_policy("continuous", COUNT, 0.0), BlockPool(COUNT * 8), background_budget=LatencyBudget(10.0, 512)
+        make_strategy("continuous", COUNT, 0.0), BlockPool(COUNT * 8), background_budget=LatencyBudget(10.0, 512)
     )
     params = SamplingParams(max_tokens=None)
     for number in range(COUNT):

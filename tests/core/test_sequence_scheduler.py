@@ -11,9 +11,9 @@ from support.sequences_world import Setup, World, make_request
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences import sequence
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.sequence import block_hash
+from chairlift.core.sequences.strategy import make_strategy
 
 PREFIX = [11, 12, 13, 14, 21, 22, 23, 24]  # two blocks of 4
 
@@ -556,7 +556,7 @@ def test_forced_tokens_of_live_requests_leave_the_background_its_turn() -> None:
 
 def test_an_unknown_strategy_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="none, static, dynamic, continuous"):
-        make_policy("gondola", 1, 1.0)
+        make_strategy("gondola", 1, 1.0)
 
 
 # What it costs

@@ -11,9 +11,9 @@ from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.request import Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.strategy import make_strategy
 
 TOKEN = 1e-3
 # A step costs 2 ms by itself, and 1 ms a token.
@@ -26,7 +26,7 @@ def scheduler_of(step_time: float | None, known: bool = True, most: int = 512) -
     for tokens in (1, 2, 4, 8, 64, 256) * 10 * known:
         model.observe(seconds_of(tokens), tokens, tokens)
     return SequenceScheduler(
-        make_policy("continuous", 8, 0.0),
+        make_strategy("continuous", 8, 0.0),
         BlockPool(2000),
         max_num_batched_tokens=most,
         max_model_len=4096,

@@ -154,8 +154,19 @@ def adding(count: int) -> list[dict[str, Any]]:
     return [line(f"c{i}", {"instances": [2 * i - 1]}, SLOW) for i in range(count)]
 
 
+def completed(server: Server, batch_id: str) -> int:
+    counts = server.openai.batches.retrieve(batch_id).request_counts
+    assert counts is not None
+    return counts.completed
+
+
+def written(data: Path) -> int:
+    """Bytes of all files in a data folder."""
+    return sum(path.stat().st_size for path in (data / "files").iterdir())
+
+
 def killed(folder: Path, times: int, lines: int, chance: random.Random) -> None:
-    """Run a batch while its server is killed again and again; every line has its one right result."""
+    """Run a batch while its server is killed again and again, amid it; every line has its one right result."""
     shutil.copy(WORKER_MODELS, folder)
     command = (str(folder / "worker_models.py:Slow"), "--served-model-name", "slow", "--max-batch-size", "4")
     data = folder / "data"
@@ -165,10 +176,13 @@ def killed(folder: Path, times: int, lines: int, chance: random.Random) -> None:
         with Server(*command, "--data-dir", str(data)) as server:
             if not attempt:
                 batch_id = begin(server.openai, adding(lines), SLOW).id
-            counts = server.openai.batches.retrieve(batch_id).request_counts
-            assert counts is not None
-            kept.append(counts.completed)
-            time.sleep(chance.uniform(0.0, 4.0))
+            kept.append(completed(server, batch_id))
+            before = written(data)
+            while written(data) <= before or completed(server, batch_id) <= kept[-1]:
+                time.sleep(0.01)
+            # By now what was written may be committed, or not.
+            time.sleep(chance.uniform(0.0, 0.2))
+            assert completed(server, batch_id) < lines, "it was over before it was killed"
             server.process.send_signal(signal.SIGKILL)
     with Server(*command, "--data-dir", str(data)) as server:
         over = wait(server.openai, server.openai.batches.retrieve(batch_id))

@@ -13,7 +13,7 @@ from support.replies import read_reply
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.text import Tokenizer
-from chairlift.text.speech import speech_of
+from chairlift.text.model_dialect import model_dialect_of
 
 KNOWN = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -153,7 +153,7 @@ def test_the_calls_that_it_learned_are_those_that_the_server_reads(tokenizer: To
     sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
     import demo_tools
 
-    dialect = speech_of(tokenizer).dialect
+    dialect = model_dialect_of(tokenizer).dialect
     assert dialect is not None
     rng = random.Random(3)
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in demo_tools.TOOLS}

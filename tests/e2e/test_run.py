@@ -1,12 +1,15 @@
 """`chairlift run` as a process: inputs of every kind, kills at any moment, and what it refuses."""
 
+import asyncio
 import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,18 @@ from support.job_harness import batch_line, results
 from support.run_process import MODELS, RunProcess, comparable, is_alive, write_mixed
 
 from chairlift.cli import main
+from chairlift.config.items import ItemConfig
+from chairlift.config.run import RunConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.config.server import ServerConfig
+from chairlift.config.settings import ServedModel, Settings, Share
 from chairlift.demo import demo_path
+from chairlift.errors import JobError
+from chairlift.run.identity import check_same, identity
+from chairlift.run.main import _Run
+from chairlift.run.plan import for_throughput, least_at_once
+from chairlift.runners.items import ItemInfo
+from chairlift.server.models.item_service import ItemService
 
 pytestmark = pytest.mark.processes
 SLOW = ("--model", f"{MODELS}:Slow", "--max-batch-size", "4")
@@ -301,7 +315,9 @@ def test_a_model_that_can_not_load_ends_it(tmp_path: Path) -> None:
     [
         (("-", "-o", "o"), "INPUT must be a file"),
         (("in.jsonl.gz", "-o", "o"), "compressed"),
-        (("in.jsonl", "-o", "in.jsonl"), "three different files"),
+        (("in.jsonl", "-o", "in.jsonl"), "must be different files"),
+        (("in.jsonl", "-o", "o", "--errors", "o.job"), "--errors and o.job, which says how far the run is, must be"),
+        (("o.job", "-o", "o"), "must be different files"),
         (("in.jsonl", "-o", "o", "--chat"), "--chat goes with --prompt-field"),
         (("in.jsonl", "-o", "o", "--param", "x=1"), "--param goes with --prompt-field"),
         (("in.csv", "-o", "o"), "--prompt-field must say which field of in.csv"),
@@ -310,6 +326,8 @@ def test_a_model_that_can_not_load_ends_it(tmp_path: Path) -> None:
         (("in.jsonl", "-o", "o", "--concurrency", "0"), "--concurrency must be at least 1"),
         (("in.jsonl", "-o", "o", "--max-failures", "-1"), "--max-failures must be at least 0"),
         (("in.jsonl", "-o", "o", "--concurrency", "2000"), "max_waiting"),
+        (("in.jsonl", "-o", "o", "--strategy", "static", "--concurrency", "7"), "7 is less than the 8 lines"),
+        (("in.jsonl", "-o", "o", "--strategy", "static", "--max-waiting", "7"), "less than batch_size 8"),
         (("none.jsonl", "-o", "o"), "none.jsonl can't be read: No such file"),
         (("in.jsonl", "-o", "no/o"), "no/o can't be written: there is no folder no; make it, or name another file"),
         (("in.jsonl", "-o", "o", "--errors", "no/e"), "no/e can't be written: there is no folder no"),
@@ -354,6 +372,105 @@ def test_several_models_in_one_run(tmp_path: Path) -> None:
     assert run(tmp_path, *arguments, "--param", "model=Doubles")[0] == 0
     found = {r["custom_id"]: r["response"]["body"]["predictions"] for r in results(tmp_path / "rows.jsonl")}
     assert found == {"line-1": ["aa"], "line-2": ["bb"]}
+
+
+def test_what_a_server_asks_of_items_is_none_of_a_runs_business() -> None:
+    item = ItemConfig(model=f"{MODELS}:Slow", timeout_ms=5.0, max_queue_ms=5.0)
+    (served,) = for_throughput(Settings((ServedModel("slow", item),), ServerConfig())).models
+    assert isinstance(served.config, ItemConfig)
+    assert (served.config.timeout_ms, served.config.max_queue_ms) == (None, None)
+
+
+def test_static_batches_of_several_models_need_lines_for_each() -> None:
+    def least(*strategies: Any) -> int:
+        models = [ServedModel("m", SequenceConfig(model="m", strategy=each)) for each in strategies]
+        return least_at_once(Settings((*models, ServedModel("slow", ItemConfig(model="m:Slow"))), ServerConfig()))
+
+    assert least("static") == 8
+    # Else seven wait for the one, and seven for the other.
+    assert least("static", "continuous", "static") == 15
+    assert least("continuous", "dynamic", "none") == 1
+
+
+def begun(settings: Settings) -> _Run:
+    config = RunConfig(input=Path("in.jsonl"), output=Path("o"), errors=Path("e"), format="batch")
+    store: Any = None  # which nobody asks before the models are there
+    return _Run(config, settings, store, store, store)
+
+
+def test_lines_are_counted_no_longer_than_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    counting = threading.Event()
+
+    def count(path: Path, stop: Callable[[], bool]) -> int:
+        counting.set()
+        deadline = time.monotonic() + 10
+        while not stop() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        ended.append(stop())
+        return 0
+
+    async def fail() -> None:
+        while not counting.is_set():
+            await asyncio.sleep(0.001)
+        raise JobError("it has no weights")
+
+    monkeypatch.setattr("chairlift.run.main.count_newlines", count)
+    run = begun(Settings((ServedModel("slow", ItemConfig(model=f"{MODELS}:Slow")),), ServerConfig()))
+    monkeypatch.setattr(run._hosts[0], "start", fail)
+    with pytest.raises(JobError, match="no weights"):
+        asyncio.run(run.run())
+    assert ended == [True]
+
+
+def test_another_model_may_stand_between_two_versions_of_one() -> None:
+    item = ItemConfig(model=f"{MODELS}:Slow", max_batch_size=4)
+    first, second = (ServedModel("slow", item, Share(version=version)) for version in ("1", "2"))
+    settings = Settings((first, ServedModel("chat", SequenceConfig(model=str(demo_path()))), second), ServerConfig())
+    run = begun(settings)
+    run._prepare()
+    for service in run._services:
+        if isinstance(service, ItemService):
+            service.info = ItemInfo(task="python", device="cpu", dtype="")
+    assert run._plan().reason.startswith("continuous, 64 slots")
+
+
+def test_files_of_a_model_that_have_changed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("in.jsonl", "one.py", "two.onnx", "two.onnx.data", "folder/config.json", "folder/.cache", "pack/x.py"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("{}")
+    config = RunConfig(input=Path("in.jsonl"), output=Path("o"), errors=Path("e"), format="batch")
+
+    def now(model: str, **more: Any) -> dict[str, Any]:
+        made = (SequenceConfig if model == "folder" else ItemConfig)(model=model, **more)
+        return identity(config, Settings((ServedModel("m", made),), ServerConfig(model_aliases={})))
+
+    for model, changed in (
+        ("folder", "folder/config.json"),
+        ("one.py:Class", "one.py"),
+        ("pack.x:Class", "pack/x.py"),
+        ("two.onnx", "two.onnx.data"),
+    ):
+        before = now(model)
+        check_same(before, now(model), config.state)
+        Path("folder/.cache").write_text("something else")
+        check_same(before, now(model), config.state)
+        Path(changed).write_text("more than before")
+        with pytest.raises(JobError, match=r"other settings: files of --model have changed\. Run it as it was begun"):
+            check_same(before, now(model), config.state)
+    for model, more, flag in (
+        ("folder", {"tool_dialect": "hermes"}, "--tool-dialect"),
+        ("folder", {"implementation": "transformers"}, "--implementation"),
+        ("one.py:Class", {"retries": 1}, "--retries"),
+        ("one.py:Class", {"call_timeout_s": 1.0}, "--call-timeout-s"),
+    ):
+        with pytest.raises(JobError, match=f"{flag} was .* and is "):
+            check_same(now(model), now(model, **more), config.state)
+    for server in (ServerConfig(max_waiting=3), ServerConfig(model_aliases={"other": "m"})):
+        other = identity(config, Settings((ServedModel("m", SequenceConfig(model="folder")),), server))
+        with pytest.raises(JobError, match=r"--(max-waiting|model-aliases) was "):
+            check_same(now("folder"), other, config.state)
 
 
 def test_parquet_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_each_setting_finds_its_place() -> None:
         config, max_num_seqs=8, max_num_batched_tokens=100, step_time_ms=50.0, background_step_ms=20.0
     )
     apply_settings(other.live_settings, scheduler)
-    assert (scheduler.policy.slots, scheduler.max_num_batched_tokens) == (8, 100)
+    assert (scheduler.strategy.slots, scheduler.max_num_batched_tokens) == (8, 100)
     budget, background = scheduler.budget, scheduler.background.budget
     assert isinstance(budget, StepTimeBudget)
     assert (budget.step_time, budget.most) == (0.05, 100)
@@ -85,4 +85,4 @@ def test_each_setting_finds_its_place() -> None:
     dynamic = SequenceConfig(model="m", strategy="dynamic")
     scheduler = dynamic.make_scheduler(64, 16, 256)
     apply_settings(msgspec.structs.replace(dynamic, batch_size=3, max_wait_ms=70.0).live_settings, scheduler)
-    assert (scheduler.policy.slots, scheduler.policy.max_wait) == (3, 0.07)
+    assert (scheduler.strategy.slots, scheduler.strategy.max_wait) == (3, 0.07)

@@ -15,8 +15,8 @@ from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
 from chairlift.core.decision import Reason
-from chairlift.core.sequences.policy import POLICIES, Admission, Policy, WaitingView
 from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.strategy import STRATEGIES, Admission, Strategy, WaitingView
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import ConfigError
 from chairlift.plan.sequence_candidates import with_strategy
@@ -25,7 +25,7 @@ from chairlift.runners.decoder.runner import DecoderRunner
 BASE = {"model": str(model_folder()), "max_model_len": 300, "kv_cache_gb": 0.05, "num_threads": 1}
 
 
-class Pairs(Policy):
+class Pairs(Strategy):
     """The double chair: takes two at a time, or whoever is left once nobody else will come."""
 
     about = "in pairs"
@@ -40,7 +40,7 @@ class Pairs(Policy):
 
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "pairs", Pairs)
+    monkeypatch.setitem(STRATEGIES, "pairs", Pairs)
 
 
 def config(**settings: Any) -> SequenceConfig:

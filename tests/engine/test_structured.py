@@ -23,7 +23,7 @@ from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer
+from chairlift.runners.grammars.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer
 from chairlift.text.structured import grammar_of
 
 PERSON = {
@@ -67,9 +67,9 @@ LLM_VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_s
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps wait for every follower, however busy the machine is."""
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._MOST_WAIT", 60)
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._WAIT_FOR_FORCED", 1e6)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 60)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows._MOST_WAIT", 60)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows._WAIT_FOR_FORCED", 1e6)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 60)
 
 
 def ask(
@@ -306,7 +306,7 @@ def test_one_that_takes_long_holds_up_nobody(llm: LLM, made: list[Follower], mon
     expected = ask(llm, PROMPTS[:3], SENTENCES)
     made.clear()
     # However busy the machine is, those that go on are waited for.
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._MOST_WAIT", 1.0)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows._MOST_WAIT", 1.0)
     gate = Gate(monkeypatch, made, 1)
     late: list[str] = []
     execute = llm.engine.runner.execute
@@ -336,7 +336,7 @@ def test_one_that_never_ends_fails_alone(llm: LLM, made: list[Follower], monkeyp
     made.clear()
     gate = Gate(monkeypatch, made, 0)
     with monkeypatch.context() as patch:
-        patch.setattr("chairlift.runners.decoder.look_ahead._TOO_LONG", 0.05)
+        patch.setattr("chairlift.runners.grammars.look_ahead._TOO_LONG", 0.05)
         samples = ask(llm, PROMPTS[:3], OBJECTS)
     gate.open.set()
     while gate.held is None or gate.held.busy:
@@ -399,7 +399,7 @@ def test_a_panic_while_a_token_is_tried_ends_one_sequence(
         return follower
 
     monkeypatch.setattr(CompiledGrammar, "begin", noted)
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._FEW", 0)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows._FEW", 0)
     samples = ask(quantized, PROMPTS[:3], temperature=temperature)
     assert [sample.finish_reason for sample in samples] == ["stop", "invalid", "stop"]
     assert "index out of bounds" in str(samples[1].stop_reason)
@@ -432,7 +432,7 @@ def test_what_is_chosen_does_not_depend_on_whether_what_is_allowed_is_known(
         return accepted[-1]
 
     monkeypatch.setattr(Follower, "accept", noted)
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows._FEW", 0)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows._FEW", 0)
     alone = [ask(quantized, prompt, wanted, seed=index, **fields)[0] for index, prompt in enumerate(PROMPTS)]
     assert True in accepted
     assert temperature < 3 or False in accepted
@@ -442,7 +442,7 @@ def test_what_is_chosen_does_not_depend_on_whether_what_is_allowed_is_known(
     params = [SamplingParams(**fields, seed=index, structured_outputs=wanted) for index in range(len(PROMPTS))]
     assert [output.outputs[0].token_ids for output in quantized.generate(PROMPTS, params, use_tqdm=False)] == expected
     # Never quick enough, so that what is allowed is always found beforehand.
-    monkeypatch.setattr("chairlift.runners.decoder.grammar._QUICK", -1)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar._QUICK", -1)
     assert [output.outputs[0].token_ids for output in quantized.generate(PROMPTS, params, use_tqdm=False)] == expected
 
 
@@ -462,7 +462,7 @@ def test_a_small_pattern_takes_little_memory_whatever_it_stands_for() -> None:
 from pathlib import Path
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import GrammarTokenizer
+from chairlift.runners.grammars.grammar import GrammarTokenizer
 from chairlift.text.structured import grammar_of
 
 def resident():
@@ -480,7 +480,7 @@ print((resident() - before) // 2**20)
 
 
 def test_what_nobody_waits_for_is_not_compiled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_compiler._MOST_SLOW", 0)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_compiler._MOST_SLOW", 0)
     for name in "ab":
         request = Request(id=name, prompt_ids=[5], params=SamplingParams(), max_tokens=4, arrival=0.0)
         llm.engine.add(msgspec.structs.replace(request, grammar=UNWANTED))
@@ -503,8 +503,8 @@ def test_no_nesting_within_the_limits_overflows_the_stack(links: int, levels: in
 from pathlib import Path
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import GrammarError
-from chairlift.runners.decoder.grammar_compiler import GrammarCompiler
+from chairlift.runners.grammars.grammar import GrammarError
+from chairlift.runners.grammars.grammar_compiler import GrammarCompiler
 from chairlift.text.structured import grammar_of
 
 def wrap(schema):

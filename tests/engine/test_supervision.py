@@ -23,6 +23,7 @@ from support.streams import num_tokens, updates_of
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.lifeline import HEARTBEAT_S
+from chairlift.engine.sequences import messages
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import Add, EngineStats, StepOutput
@@ -295,6 +296,18 @@ def test_a_worker_that_is_being_ended_is_asked_nothing() -> None:
         assert await asking == {}
 
     asyncio.run(main())
+
+
+def test_a_worker_after_the_last_request_is_told_that_no_other_comes() -> None:
+    client = Ready()
+    sizes = {"max_model_len": 64, "num_blocks": 8, "block_size": 16, "weight_bytes": 1, "kv_bytes": 1}
+    info = SequenceInfo(vocab_size=9, dtype="float32", device="cpu", ops="native", **sizes)
+    ready = zmq.Frame(msgspec.msgpack.encode(messages.Ready(info)))
+    client._take([ready])
+    assert client.sent == []
+    client.close_queue()
+    client._take([ready])
+    assert client.sent == [[msgspec.msgpack.encode(messages.CloseQueue())]] * 2
 
 
 def test_only_steps_are_work() -> None:

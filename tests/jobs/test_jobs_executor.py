@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from support.items_harness import function
+from support.items_harness import adder, function
 from support.job_harness import URL, Flow, Scripted, app_of, batch_line, check_doubled, results, write_doubling
 
 from chairlift.core.items.item import Failure
@@ -20,7 +20,9 @@ from chairlift.engine.items.call import CallFailed, CallResult
 from chairlift.errors import JobError, StorageFull, StorageLost
 from chairlift.jobs import retry
 from chairlift.jobs.executor import MAX_AHEAD, JobOutcome
-from chairlift.jobs.replies import ENDS_WORKER
+from chairlift.jobs.lines import JsonLines, Line
+from chairlift.jobs.records import answered
+from chairlift.jobs.replies import ENDS_WORKER, Reply
 from chairlift.jobs.retry import Attempts, LineVerdict
 
 
@@ -182,18 +184,21 @@ def test_trials() -> None:
     assert Attempts(waits=1).delay(7.0, 0.0) >= 7.0
 
 
-def test_retry_after_is_honoured(tmp_path: Path) -> None:
-    flow, app = scripted(tmp_path, [429], app=Scripted(headers=[(b"retry-after", b"1")]))
-    times: list[float] = []
+def test_retry_after_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, app = scripted(tmp_path, [429], app=Scripted(headers=[(b"retry-after", b"3600")]))
+    call_later, waits = asyncio.BaseEventLoop.call_later, list[float]()
 
-    async def note(flow: Flow) -> None:
-        while len(times) < 2:
-            if len(app.seen) > len(times):
-                times.append(asyncio.get_running_loop().time())
-            await asyncio.sleep(0.001)
+    def at_once(loop: Any, delay: float, callback: Any, *arguments: Any, **more: Any) -> asyncio.TimerHandle:
+        if getattr(callback, "__name__", "") == "_send_again":
+            waits.append(delay)
+            delay = 0.0
+        return call_later(loop, delay, callback, *arguments, **more)
 
-    assert flow.run(note) is JobOutcome.COMPLETED
-    assert times[1] - times[0] > 0.95
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", at_once)
+    assert flow.run() is JobOutcome.COMPLETED
+    assert app.seen == [0, 0]
+    (wait,) = waits
+    assert 3600 <= wait <= 1.25 * 3600
 
 
 def test_no_more_than_so_many_are_under_way_and_never_fewer(tmp_path: Path) -> None:
@@ -339,6 +344,181 @@ def test_hears_when_all_are_sent(tmp_path: Path) -> None:
     at: list[int] = []
     assert flow.run(on_last=lambda: at.append(len(app.seen)), window_lines=8, concurrency=3) is JobOutcome.COMPLETED
     assert at == [50]
+
+
+class Full(Scripted):
+    """Answers three together, and then the next three; fewer only if it is told that nobody else comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.waiting: list[asyncio.Event] = []
+        self.batch = 0
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.leave()
+
+    def leave(self) -> None:
+        if not self.batch and (len(self.waiting) >= 3 or self.is_closed):
+            going, self.waiting = self.waiting[:3], self.waiting[3:]
+            self.batch = len(going)
+            for each in going:
+                each.set()
+
+    async def answer(self, body: Any) -> tuple[Any, ...]:
+        await self.begun.wait()
+        admitted = asyncio.Event()
+        self.waiting.append(admitted)
+        self.leave()
+        await admitted.wait()
+        try:
+            return await super().answer(body)
+        finally:
+            self.batch -= 1
+            self.leave()
+
+
+async def hold_until_all_is_read(flow: Flow) -> None:
+    assert flow.executor is not None
+    assert isinstance(flow.app, Full)
+    while flow.executor.total is None:
+        await asyncio.sleep(0.001)
+    flow.app.begun.set()
+    await give_up(flow)
+
+
+async def give_up(flow: Flow) -> None:
+    await asyncio.sleep(10)
+    assert flow.executor is not None
+    flow.executor.stop()
+
+
+def test_a_last_line_that_is_wrong_is_the_last_too(tmp_path: Path) -> None:
+    app = Full()
+    flow, _ = scripted(tmp_path, *([] for _ in range(4)), app=app)
+    with flow.input.open("a") as file:
+        file.write("\n{wrong")
+    assert flow.run(hold_until_all_is_read, on_last=app.close, concurrency=3) is JobOutcome.COMPLETED
+    assert (len(results(flow.output)), len(results(flow.errors))) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "options"),
+    [
+        # A line that was there at two deaths of a worker runs alone, long before the last.
+        ([["lost", "lost"], *([] for _ in range(40))], {}),
+        # A line has 26 bytes: two may be under way, and another in memory or not.
+        ([[], [], [], []], {"window_bytes": 52}),
+        ([[], [], [], []], {"window_bytes": 60}),
+    ],
+)
+def test_who_waits_for_company_hears_when_none_comes(
+    scripts: list[list[Any]], options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "_FIRST_DELAY", 0.0)
+    app = Full()
+    app.begun.set()
+    flow, _ = scripted(tmp_path, *scripts, app=app)
+    assert flow.run(give_up, on_last=app.close, concurrency=3, **options) is JobOutcome.COMPLETED
+    assert len(results(flow.output)) == len(scripts)
+
+
+def test_lines_in_memory_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Holds(0)
+    flow = Flow(tmp_path, app)
+    sizes = [4000] * 10 + [20_000] + [4000] * 9
+    lines = [batch_line(f"c{i}", {"id": i, "fill": "x" * size}, "/x") for i, size in enumerate(sizes)]
+    flow.input.write_text("\n".join(lines))
+    read, numbers, held = JsonLines.read, [0], list[int]()
+
+    def reading(self: JsonLines, *limits: int) -> list[Line]:
+        found = read(self, *limits)
+        numbers.append(self.number)
+        return found
+
+    async def watch(flow: Flow) -> None:
+        while len(app.seen) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        held.append(numbers[-1])
+        app.woken.set()
+
+    monkeypatch.setattr(JsonLines, "read", reading)
+    assert flow.run(watch, concurrency=16, window_bytes=10_000) is JobOutcome.COMPLETED
+    assert len(results(flow.output)) == 20
+    assert held == [3], "the window, and the line at its end"
+    assert app.most == 2
+
+
+def test_lines_that_a_large_one_held_back_go_on_side_by_side(tmp_path: Path) -> None:
+    after: list[int] = []
+
+    class Watches(Scripted):
+        async def answer(self, body: Any) -> tuple[Any, ...]:
+            if body["id"] == 10:
+                # Meanwhile the lines behind it are read.
+                await asyncio.sleep(0.05)
+            elif body["id"] > 10:
+                after.append(self.running)
+            return await super().answer(body)
+
+    flow = Flow(tmp_path, Watches())
+    sizes = [100] * 10 + [9_900] + [100] * 30
+    lines = [batch_line(f"c{i}", {"id": i, "fill": "x" * size}, "/x") for i, size in enumerate(sizes)]
+    flow.input.write_text("\n".join(lines))
+    assert flow.run(concurrency=2, window_bytes=10_000) is JobOutcome.COMPLETED
+    assert max(after[:10]) == 2
+
+
+def test_tokens_are_counted_however_they_are_named(tmp_path: Path) -> None:
+    chat = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, "prompt_tokens_details": None}
+    response = {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 2}, "output_tokens": 4}
+    said = [
+        chat | {"completion_tokens_details": {"reasoning_tokens": 2}},
+        response | {"output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 7},
+        chat,
+    ]
+
+    class Counting(Scripted):
+        async def answer(self, body: Any) -> tuple[Any, ...]:
+            return 200, {"usage": said[body["id"]]}
+
+    flow, _ = scripted(tmp_path, [], [], [], app=Counting())
+    assert flow.run() is JobOutcome.COMPLETED
+    assert flow.executor is not None
+    counts = flow.executor.counts
+    assert (counts.prompt_tokens, counts.cached_tokens, counts.completion_tokens) == (17, 2, 14)
+    assert counts.reasoning_tokens == 5
+
+
+def test_an_answer_that_is_no_json_is_a_line_all_the_same(tmp_path: Path) -> None:
+    body = b'{"outputs":[]}\x00\xff\n\x80'
+    for given, kind in ((body, b"application/octet-stream"), (b"", b"application/json"), (b"no\n", b"text/plain")):
+        record = answered("r", Line(number=1, custom_id=b'"a"'), Reply(200, [(b"content-type", kind)], given))
+        assert record.count(b"\n") == 1
+        assert json.loads(record)["response"]["body"] == given.decode("utf-8", "replace")
+    # A line that asks for such an answer is told.
+    flow = Flow(tmp_path, app_of(adder()[0]))
+    tensors = [
+        {"name": "a", "shape": [1, 1], "datatype": "FP32", "data": [1.0]},
+        {"name": "b", "shape": [1, 1], "datatype": "FP32", "data": [2.0]},
+        {"name": "word", "shape": [1], "datatype": "BYTES", "data": ["x"]},
+    ]
+    url = "/v2/models/adder/infer"
+    lines = [
+        batch_line("json", {"inputs": tensors}, url),
+        batch_line("bytes", {"inputs": tensors, "parameters": {"binary_data_output": True}}, url),
+        batch_line("some", {"inputs": tensors, "outputs": [{"name": "sum", "parameters": {"binary_data": True}}]}, url),
+    ]
+    flow.input.write_text("\n".join(lines))
+    assert flow.run() is JobOutcome.COMPLETED
+    assert [each["custom_id"] for each in results(flow.output)] == ["json"]
+    assert len(results(flow.errors)) == 2
+    for each in results(flow.errors):
+        assert each["response"]["status_code"] == 400
+        assert "leave the parameters binary_data_output and binary_data out" in str(each["response"]["body"])
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:

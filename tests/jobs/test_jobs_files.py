@@ -1,6 +1,7 @@
 """Progress, result files, store and order: after any crash each line has its result exactly once."""
 
 import os
+import resource
 import shutil
 import sqlite3
 import tempfile
@@ -238,6 +239,24 @@ def test_a_store_without_room_stays_as_it_was(tmp_path: Path) -> None:
     assert store.checkpoint("j").output_bytes == 1
     store._db.execute("PRAGMA max_page_count = 1000")
     store.commit("j", Checkpoint(progress=bytes(10_000), output_bytes=3))
+    assert store.checkpoint("j").output_bytes == 3
+    store.close()
+
+
+def test_a_store_that_may_not_grow_stays_as_it_was(tmp_path: Path) -> None:
+    """As of a quota, or a limit on files, SQLite says no more than that it could not write."""
+    store = Store(tmp_path / "state")
+    store.add_job(Job(id="j", state="in_progress", entered={}))
+    store.commit("j", Checkpoint(output_bytes=1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "state-wal").stat().st_size, before[1]))
+    try:
+        with pytest.raises(StorageFull, match=r"state can't be written .*: make space, raise the quota"):
+            store.commit("j", Checkpoint(output_bytes=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert store.checkpoint("j").output_bytes == 1
+    store.commit("j", Checkpoint(output_bytes=3))
     assert store.checkpoint("j").output_bytes == 3
     store.close()
 

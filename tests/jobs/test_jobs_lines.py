@@ -13,7 +13,7 @@ from support.items_harness import classifier, embedder, function, reranker
 from support.job_harness import batch_line
 
 from chairlift.errors import ConfigError, JobError
-from chairlift.jobs.lines import JsonLines, Line, Reader, count_newlines, parse_batch_line
+from chairlift.jobs.lines import JsonLines, Line, Reader, count_newlines, lines_for, parse_batch_line
 from chairlift.run.tables import CsvRows, ParquetRows, count_rows
 from chairlift.run.template import Template
 
@@ -81,6 +81,34 @@ def test_a_wrong_batch_line_says_what_is_wrong(given: Any, code: str, says: str)
     assert line.error.message.startswith("line 12: ")
     assert says in line.error.message
     assert line.custom_id == (b'"a"' if given.get("custom_id") == "a" else b"null")
+
+
+def test_no_spelling_hides_a_stream() -> None:
+    line = parse_batch_line(1, rb'{"custom_id":"a","method":"POST","url":"/x","body":{"\u0073tream":true}}')
+    assert line.error is not None
+    assert line.error.code == "stream_not_supported"
+
+
+def test_lines_that_name_no_model_are_for_one() -> None:
+    for body in ("{}", " { } ", '{"model":null,"a":[1]}', '{"a": "}" }\t'):
+        raw = f'{{"custom_id":"a","method":"POST","url":"/x","body":{body}}}'.encode()
+        line = lines_for('the "model"')(1, raw)
+        assert line.error is None
+        assert json.loads(line.body) == json.loads(body) | {"model": 'the "model"'}
+    assert lines_for("m")(1, b"{").error == parse_batch_line(1, b"{").error
+
+
+def test_counting_ends_when_it_is_to_stop(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"\n" * 2**21)
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) > 1
+
+    assert count_newlines(path) == 2**21
+    assert count_newlines(path, stop) == 2**20
 
 
 def test_a_good_batch_line() -> None:

@@ -11,7 +11,7 @@ from support.simulated import COST, exact_profile, few_candidates
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.advice import facts_of
 from chairlift.plan.case import Point
 from chairlift.plan.figures import Latencies
@@ -54,7 +54,7 @@ def varied(few: None) -> tuple[SequenceCase, ServingPlan]:
 
 def test_a_plan_has_every_strategy_and_takes_the_fastest(varied: tuple[SequenceCase, ServingPlan]) -> None:
     case, plan = varied
-    assert [each.strategy for each in plan.strategies] == list(POLICIES)
+    assert [each.strategy for each in plan.strategies] == list(STRATEGIES)
     assert plan.best is not None
     assert plan.chosen == "continuous"
     assert plan.best.rate == max(each.rate for each in plan.strategies)

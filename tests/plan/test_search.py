@@ -12,7 +12,7 @@ from support.simulated import exact_profile, noisy_profile
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.errors import ConfigError
 from chairlift.plan.case import changed, highest_rate
 from chairlift.plan.figures import Latencies, latencies
@@ -172,7 +172,7 @@ def test_with_another_strategy_goes_only_what_it_reads() -> None:
     assert with_strategy(static, "dynamic", 700, max_wait_ms=7.0).max_num_batched_tokens == 700
 
 
-@pytest.mark.parametrize("strategy", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_candidates_are_many_and_each_is_there_once(strategy: str) -> None:
     case = steady(LatencyTargets(ttft=1.0, itl=0.1))
     found = case.candidates(BASE, strategy)
@@ -234,7 +234,7 @@ def test_a_run_that_ends_early_would_have_missed_its_targets(
 
 def test_the_search_says_the_same_however_it_is_shared_out() -> None:
     case = SequenceCase(noisy_profile(), traffic("exponential:12"), LatencyTargets(ttft=0.3), seed=4)
-    wanted = {name: case.candidates(BASE, name)[::3] for name in POLICIES}
+    wanted = {name: case.candidates(BASE, name)[::3] for name in STRATEGIES}
     calls: list[None] = []
 
     def shuffled(function: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
@@ -247,7 +247,7 @@ def test_the_search_says_the_same_however_it_is_shared_out() -> None:
     found = search(case, wanted, on_trial=lambda: calls.append(None))
     assert found == search(case, wanted, shuffled)
     assert len(calls) == num_trials(wanted)
-    assert set(found) == set(POLICIES)
+    assert set(found) == set(STRATEGIES)
 
 
 def test_of_settings_that_do_the_same_the_fewest_are_changed() -> None:

@@ -11,7 +11,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
 from torch import Tensor
 
-from chairlift.folders.packing import parse_packing
+from chairlift.folders.quantization_config import parse_quantization
 from chairlift.runners.weights import Weights
 
 OUTS, INS = 96, 160
@@ -72,7 +72,7 @@ def test_a_projection_of_the_tool(form: str, asked: dict[str, Any], saved: torch
         "format": form,
         "config_groups": {"group_0": scheme.model_dump(mode="json")},
     }
-    packing = parse_packing({"quantization_config": said})
+    packing = parse_quantization({"quantization_config": said})
     with Weights(tmp_path, torch.float32, torch.device("cpu"), packing) as weights:
         found = weights.take(["m.weight"], [(OUTS, INS)])
         weights.refuse_unused()

@@ -13,7 +13,7 @@ from support.device import DEVICE
 from support.model_factory import TINY, edited_folder, model_folder, reference_model
 
 from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.config_dialects import NotNative
+from chairlift.folders.config_names import NotNative
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.ops.contract import Ops
 from chairlift.ops.select import select_ops

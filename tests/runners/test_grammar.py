@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import Follower, GrammarError, GrammarTokenizer, TrialKind
+from chairlift.runners.grammars.grammar import Follower, GrammarError, GrammarTokenizer, TrialKind
 from chairlift.text.structured import grammar_of
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
@@ -49,7 +49,7 @@ def test_a_sequence_begins_where_following_its_grammar_leads(
     words: GrammarTokenizer, schema: dict[str, Any], trial: TrialKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Always quick enough, however slow this machine is.
-    monkeypatch.setattr("chairlift.runners.decoder.grammar._QUICK", 60)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar._QUICK", 60)
     grammar = words.compile(grammar_of(StructuredOutputsParams(json=schema)))
     begun, others = grammar.begin(trial), [grammar.begin(trial), grammar.follow([], forces=True, trial=trial)]
     others[1].advance()

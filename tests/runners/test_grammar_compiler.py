@@ -14,9 +14,9 @@ import pytest
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import CompiledGrammar, GrammarError, GrammarTokenizer
-from chairlift.runners.decoder.grammar_compiler import GrammarCompiler
 from chairlift.runners.decoder.runner import DecoderRunner
+from chairlift.runners.grammars.grammar import CompiledGrammar, GrammarError, GrammarTokenizer
+from chairlift.runners.grammars.grammar_compiler import GrammarCompiler
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
 
@@ -76,10 +76,10 @@ def test_without_a_thread_to_compile_it_a_grammar_fails_and_the_next_one_does_no
 
 def test_large_grammars_are_compiled_where_others_leave_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered: list[threading.Thread] = []
-    monkeypatch.setattr("chairlift.runners.decoder.grammar_compiler.hold_back", lowered.append)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_compiler.hold_back", lowered.append)
     # Nothing takes so long, or so much of a core, that it would be noticed.
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 600)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch.MUCH", 600)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 600)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch.MUCH", 600)
     compiler, results = GrammarCompiler(Path(demo_path()), VOCAB), SimpleQueue[object]()
     assert compiler.tokenizer
     for text, count in (("a", 0), ("b" * 20_000, 1), ("c", 1)):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.ops.base import Int32s
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, GrammarTokenizer, TrialKind
-from chairlift.runners.decoder.leeway import Leeway
+from chairlift.runners.grammars.grammar import CompiledGrammar, Follower, GrammarTokenizer, TrialKind
+from chairlift.runners.grammars.leeway import Leeway
 from chairlift.text.structured import grammar_of
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
@@ -139,7 +139,7 @@ def test_it_allows_what_the_library_allows(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Always quick enough, however slow this machine is.
-        patch.setattr("chairlift.runners.decoder.grammar._QUICK", 60)
+        patch.setattr("chairlift.runners.grammars.grammar._QUICK", 60)
         write(schema, trial, seed, likes_digits)
 
 
@@ -162,7 +162,7 @@ def test_in_two_parts_it_comes_to_the_same(
     assert parts.take_forced() == said
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_QUICK", "_SLOW"):
-            patch.setattr(f"chairlift.runners.decoder.grammar.{name}", 60)
+            patch.setattr(f"chairlift.runners.grammars.grammar.{name}", 60)
         for _ in range(40):
             if whole.ended:
                 break
@@ -189,7 +189,7 @@ def test_in_two_parts_it_comes_to_the_same(
 def test_long_texts_and_numbers_are_seldom_looked_at(
     begins: str, goes_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chairlift.runners.decoder.grammar._QUICK", 60)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar._QUICK", 60)
     follower = compiled({"type": "object"}).follow(
         WORDS.tokens.tokenize_str(begins), forces=True, trial=TrialKind.OF_DRAWN
     )

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from chairlift.demo import demo_path
-from chairlift.runners.decoder.grammar import Follower, GrammarTokenizer, TrialKind
-from chairlift.runners.decoder.look_ahead import LookAhead
+from chairlift.runners.grammars.grammar import Follower, GrammarTokenizer, TrialKind
+from chairlift.runners.grammars.look_ahead import LookAhead
 
 VOCAB = json.loads((Path(demo_path()) / "config.json").read_text())["vocab_size"]
 
@@ -47,8 +47,8 @@ def test_one_that_takes_a_core_is_lowered_while_the_model_computes(
 ) -> None:
     """Nobody looks after it meanwhile: what watches is a thread."""
     lowered: list[threading.Thread] = []
-    monkeypatch.setattr("chairlift.runners.decoder.look_ahead.hold_back", lowered.append)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 600)
+    monkeypatch.setattr("chairlift.runners.grammars.look_ahead.hold_back", lowered.append)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 600)
     ahead, follower = LookAhead(), follower_of(words)
 
     def busy() -> None:
@@ -68,8 +68,8 @@ def test_one_that_takes_a_core_is_lowered_while_the_model_computes(
 def test_where_all_slow_ones_have_their_threads_one_more_has_ten_times_as_long(
     words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch, seconds: float, fails: bool
 ) -> None:
-    monkeypatch.setattr("chairlift.runners.decoder.look_ahead._MOST_SLOW", 0)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 600)
+    monkeypatch.setattr("chairlift.runners.grammars.look_ahead._MOST_SLOW", 0)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 600)
     ahead, follower = LookAhead(), follower_of(words)
     done = threading.Event()
 
@@ -90,8 +90,8 @@ def test_where_all_slow_ones_have_their_threads_one_more_has_ten_times_as_long(
 def test_one_that_has_no_core_is_not_slow(words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the model's threads have them all: ten times as long as it may take of one."""
     lowered: list[threading.Thread] = []
-    monkeypatch.setattr("chairlift.runners.decoder.look_ahead.hold_back", lowered.append)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 600)
+    monkeypatch.setattr("chairlift.runners.grammars.look_ahead.hold_back", lowered.append)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 600)
     ahead, follower = LookAhead(), follower_of(words)
     follower.advance = lambda: time.sleep(0.05)  # type: ignore[method-assign]
     ahead.post([follower])
@@ -111,7 +111,7 @@ def test_who_posts_starts_no_threads(words: GrammarTokenizer, monkeypatch: pytes
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", noted)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 0.0)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 0.0)
     ahead, follower = LookAhead(), follower_of(words)
     slowed, plain = threading.Event(), follower.advance
     follower.advance = lambda: slowed.wait(60) and plain()  # type: ignore[method-assign]
@@ -132,8 +132,8 @@ def test_one_that_took_long_comes_back_once_it_does_not(
     words: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have had no core. One that takes long again and again has to be quick ever more often."""
-    monkeypatch.setattr("chairlift.runners.decoder.look_ahead.hold_back", lambda thread: None)
-    monkeypatch.setattr("chairlift.runners.decoder.stopwatch._LONG", 600)
+    monkeypatch.setattr("chairlift.runners.grammars.look_ahead.hold_back", lambda thread: None)
+    monkeypatch.setattr("chairlift.runners.grammars.stopwatch._LONG", 600)
     ahead, follower = LookAhead(), follower_of(words)
 
     def work(seconds: float) -> None:
@@ -262,12 +262,12 @@ def test_those_that_wait_too_long_behind_others_of_their_grammar_fail(
         time.sleep(0.001)
     ahead.tend(followers)
     assert [follower.error for follower in followers] == [None] * 3
-    monkeypatch.setattr("chairlift.runners.decoder.look_ahead._TOO_LONG", 0.0)
+    monkeypatch.setattr("chairlift.runners.grammars.look_ahead._TOO_LONG", 0.0)
     ahead.tend(followers)
     # The others have only waited.
     assert "needs more than 0 s" in str(followers[0].error)
     assert [follower.error for follower in followers[1:]] == [None] * 2
-    monkeypatch.setattr("chairlift.runners.decoder.look_ahead._TOO_LONG_IN_ALL", 0.0)
+    monkeypatch.setattr("chairlift.runners.grammars.look_ahead._TOO_LONG_IN_ALL", 0.0)
     ahead.tend(followers)
     assert all("so do others before it" in str(follower.error) for follower in followers[1:])
     gate.set()
@@ -339,8 +339,8 @@ def test_a_process_that_ends_waits_for_what_goes_on() -> None:
     script = f"""
 import time
 from pathlib import Path
-from chairlift.runners.decoder.grammar import GrammarTokenizer
-from chairlift.runners.decoder.look_ahead import LookAhead
+from chairlift.runners.grammars.grammar import GrammarTokenizer
+from chairlift.runners.grammars.look_ahead import LookAhead
 from chairlift.runners.low_priority import while_computing
 words, ahead = GrammarTokenizer(Path({str(demo_path())!r}), {VOCAB}), LookAhead()
 x = words.tokens.tokenize_str("x")[0]

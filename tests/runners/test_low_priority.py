@@ -14,7 +14,7 @@ from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.ops.native import load_library
 from chairlift.runners import low_priority
-from chairlift.runners.decoder.grammar import GrammarTokenizer
+from chairlift.runners.grammars.grammar import GrammarTokenizer
 from chairlift.runners.low_priority import Patience, hold_back, rest, while_computing, while_waiting
 from chairlift.text.structured import grammar_of
 

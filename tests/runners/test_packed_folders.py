@@ -17,7 +17,7 @@ from support.model_factory import edited_folder, model_folder, temporary_root
 from support.packers import LAYOUTS
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.packing import parse_packing
+from chairlift.folders.quantization_config import parse_quantization
 from chairlift.runners.decoder.config import read_config
 from chairlift.runners.encoder.runner import EncoderRunner
 from chairlift.runners.items import Encoding
@@ -180,7 +180,7 @@ def test_biases_of_zero_are_no_biases(tmp_path: Path) -> None:
 )
 def test_what_is_not_read_is_refused_by_name(fields: Any, said: str) -> None:
     with pytest.raises(UnsupportedModel, match="quantization_config") as refused:
-        parse_packing({"quantization_config": fields})
+        parse_quantization({"quantization_config": fields})
     assert said in str(refused.value)
 
 
@@ -241,7 +241,7 @@ def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, t
         if rng.random() < 0.3:
             given[rng.choice(list(given))] = rng.choice([None, -1, 2**40, "x", [], {}, [3, 7], True])
         try:
-            packing = parse_packing({"quantization_config": given})
+            packing = parse_quantization({"quantization_config": given})
             with Weights(tmp_path, torch.float32, torch.device("cpu"), packing) as weights:
                 found = weights.take([f"{base}weight"], [(64, 64)])
         except UnsupportedModel as error:

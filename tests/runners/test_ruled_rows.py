@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from chairlift.core.sequences.request import StepResult
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower
-from chairlift.runners.decoder.ruled_rows import RuledRows
+from chairlift.runners.grammars.grammar import CompiledGrammar, Follower
+from chairlift.runners.grammars.grammar_rows import GrammarRows
 
 HERE = threading.get_ident()
 
@@ -54,20 +54,20 @@ class Counted(Follower):
 
 
 @pytest.fixture
-def rows() -> Iterator[RuledRows]:
-    rows = RuledRows(tries=True, tries_best=True)
+def rows() -> Iterator[GrammarRows]:
+    rows = GrammarRows(tries=True, tries_best=True)
     yield rows
     rows.close()
 
 
-def say(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> None:
+def say(rows: GrammarRows, followers: list[Counted], seconds: float = 1.0) -> None:
     """Every sequence chooses a token in a step of so many seconds."""
     rows._followers = dict(enumerate(followers))
     names = [str(row) for row in rows._followers]
     rows.say(list(rows._followers), names, seconds, StepResult(tokens={name: [1] for name in names}))
 
 
-def step(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> None:
+def step(rows: GrammarRows, followers: list[Counted], seconds: float = 1.0) -> None:
     """The same, and the next step begins."""
     say(rows, followers, seconds)
     rows.go_on()
@@ -75,7 +75,7 @@ def step(rows: RuledRows, followers: list[Counted], seconds: float = 1.0) -> Non
     assert rows._look_ahead._idle.wait(60)
 
 
-def follow(rows: RuledRows, *followers: Counted) -> None:
+def follow(rows: GrammarRows, *followers: Counted) -> None:
     """These are new, in the first rows."""
     rows._followers, rows._unsettled = dict(enumerate(followers)), dict(enumerate(followers))
 
@@ -84,20 +84,20 @@ def were_here(followers: list[Counted]) -> list[list[bool]]:
     return [[thread == HERE for thread in follower.threads] for follower in followers]
 
 
-def test_of_many_sequences_those_that_are_soon_done_do_not_meet_the_model(rows: RuledRows) -> None:
+def test_of_many_sequences_those_that_are_soon_done_do_not_meet_the_model(rows: GrammarRows) -> None:
     light, heavy = Counted(0.0001, is_light=True), Counted(0.1, is_light=False)
     many = [light, heavy, *(Counted(0.0001, is_light=True) for _ in range(7))]
     step(rows, many)
     assert were_here(many) == [[True], [False], *[[True]] * 7]
 
 
-def test_others_wait_for_part_of_a_step_at_most(rows: RuledRows) -> None:
+def test_others_wait_for_part_of_a_step_at_most(rows: GrammarRows) -> None:
     many = [Counted(0.0001, is_light=True) for _ in range(9)]
     step(rows, many, seconds=0.0)
     assert were_here(many) == [[False]] * 9
 
 
-def test_what_is_left_of_them_is_done_during_the_pass(rows: RuledRows) -> None:
+def test_what_is_left_of_them_is_done_during_the_pass(rows: GrammarRows) -> None:
     many = [Counted(0.0003, is_light=True, leaves_some=index < 7) for index in range(9)]
     say(rows, many)
     assert were_here(many) == [[]] * 7 + [[True]] * 2
@@ -112,7 +112,7 @@ def test_what_is_left_of_them_is_done_during_the_pass(rows: RuledRows) -> None:
     assert were_here(many[:7]) == [[True]] * 2 + [[]] + [[True]] * 4
 
 
-def test_one_that_is_likely_to_be_forced_to_nothing_is_left_to_the_pass(rows: RuledRows) -> None:
+def test_one_that_is_likely_to_be_forced_to_nothing_is_left_to_the_pass(rows: GrammarRows) -> None:
     many = [Counted(0.0001, is_light=True, is_quiet=index == 3) for index in range(9)]
     say(rows, many)
     assert were_here(many) == [[True]] * 3 + [[]] + [[True]] * 5
@@ -121,7 +121,7 @@ def test_one_that_is_likely_to_be_forced_to_nothing_is_left_to_the_pass(rows: Ru
     assert were_here(many) == [[True]] * 9
 
 
-def test_what_the_pass_is_left_with_counts_as_part_of_the_step(rows: RuledRows) -> None:
+def test_what_the_pass_is_left_with_counts_as_part_of_the_step(rows: GrammarRows) -> None:
     many = [Counted(0.0015, is_light=True, leaves_some=True) for _ in range(9)]
     say(rows, many, seconds=0.07)
     rows.go_on()
@@ -129,7 +129,7 @@ def test_what_the_pass_is_left_with_counts_as_part_of_the_step(rows: RuledRows) 
     assert were_here(many) == [[]] * 4 + [[False]] * 5
 
 
-def test_if_one_takes_long_during_the_pass_the_others_go_on_beside_it(rows: RuledRows) -> None:
+def test_if_one_takes_long_during_the_pass_the_others_go_on_beside_it(rows: GrammarRows) -> None:
     many = [Counted(0.0001, is_light=True, leaves_some=True) for _ in range(9)]
     say(rows, many)
     many[1].cost = 0.02
@@ -140,7 +140,7 @@ def test_if_one_takes_long_during_the_pass_the_others_go_on_beside_it(rows: Rule
     assert were_here(many) == [[True]] * 2 + [[False]] * 7
 
 
-def test_one_whose_grammar_has_another_in_hand_goes_on_beside_the_pass(rows: RuledRows) -> None:
+def test_one_whose_grammar_has_another_in_hand_goes_on_beside_the_pass(rows: GrammarRows) -> None:
     many = [Counted(0.0003, is_light=True, leaves_some=True) for _ in range(9)]
     say(rows, many)
     many[0].grammar.in_hand = many[0]
@@ -151,7 +151,7 @@ def test_one_whose_grammar_has_another_in_hand_goes_on_beside_the_pass(rows: Rul
     assert were_here(many) == [[False], *[[True]] * 8]
 
 
-def test_a_few_are_advanced_beside_the_model(rows: RuledRows) -> None:
+def test_a_few_are_advanced_beside_the_model(rows: GrammarRows) -> None:
     few = [Counted(0.0001, is_light=True) for _ in range(3)]
     step(rows, few)
     assert were_here(few) == [[False]] * 3
@@ -159,17 +159,17 @@ def test_a_few_are_advanced_beside_the_model(rows: RuledRows) -> None:
 
 def test_where_nothing_is_tried_all_are_advanced_beside_the_model() -> None:
     """As on a GPU, which leaves the processor's cores alone."""
-    rows, many = RuledRows(tries=False, tries_best=False), [Counted(0.0001, is_light=True) for _ in range(9)]
+    rows, many = GrammarRows(tries=False, tries_best=False), [Counted(0.0001, is_light=True) for _ in range(9)]
     step(rows, many)
     assert were_here(many) == [[False]] * 9
     rows.close()
 
 
 def test_after_one_that_took_long_none_is_waited_for_for_a_while(
-    rows: RuledRows, monkeypatch: pytest.MonkeyPatch
+    rows: GrammarRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows.time.monotonic", lambda: now[0])
     worse = Counted(0.02, is_light=True)
     many = [worse, *(Counted(0.0001, is_light=True) for _ in range(8))]
     here = []
@@ -181,9 +181,9 @@ def test_after_one_that_took_long_none_is_waited_for_for_a_while(
     assert here == [once, none, once, none, none, once]
 
 
-def test_it_is_for_some_hour_at_most_however_often(rows: RuledRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_for_some_hour_at_most_however_often(rows: GrammarRows, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("chairlift.runners.decoder.ruled_rows.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("chairlift.runners.grammars.grammar_rows.time.monotonic", lambda: now[0])
     many = [Counted(0.02, is_light=True), *(Counted(0.0001, is_light=True) for _ in range(8))]
     for _ in range(20):
         step(rows, many)
@@ -191,7 +191,7 @@ def test_it_is_for_some_hour_at_most_however_often(rows: RuledRows, monkeypatch:
     assert were_here(many)[0] == [True] * 20
 
 
-def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> None:
+def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: GrammarRows) -> None:
     """Once it is known what it may say, or that it can't go on."""
     several = [Counted(0.0, is_light=False) for _ in range(4)]
     follow(rows, *several)
@@ -213,7 +213,7 @@ def test_who_was_late_and_is_left_out_is_said_to_be_ready(rows: RuledRows) -> No
     assert settled() == (set(), set())
 
 
-def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: RuledRows) -> None:
+def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: GrammarRows) -> None:
     follower = Counted(0.0, is_light=False)
     follow(rows, follower)
     follower.busy = follower.grammar.is_aside = True
@@ -230,7 +230,7 @@ def test_one_that_is_left_out_fails_if_it_takes_too_long(rows: RuledRows) -> Non
     [([0, 1], True, True), ([1], True, True), ([0, 1], False, False), ([0, 2], True, False), ([], True, False)],
 )
 def test_a_step_waits_for_those_that_take_long_where_it_has_nobody_else(
-    rows: RuledRows, monkeypatch: pytest.MonkeyPatch, here: list[int], are_all: bool, waits: bool
+    rows: GrammarRows, monkeypatch: pytest.MonkeyPatch, here: list[int], are_all: bool, waits: bool
 ) -> None:
     """For those that rest as well."""
     waited: list[int] = []

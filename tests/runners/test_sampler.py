@@ -16,10 +16,10 @@ from chairlift.ops.cpu import CpuOps
 from chairlift.ops.drawing import apply_filters
 from chairlift.ops.native import LIBRARY
 from chairlift.ops.reference import ReferenceOps
-from chairlift.runners.decoder.grammar import Follower
-from chairlift.runners.decoder.ruling import Ruling
 from chairlift.runners.decoder.runner import pack, split, to_host
 from chairlift.runners.decoder.sampler import Sampled, Sampler, request_seed, uniform
+from chairlift.runners.grammars.grammar import Follower
+from chairlift.runners.grammars.grammar_choices import GrammarChoices
 
 VOCAB = 300
 CPU = torch.device("cpu")
@@ -152,17 +152,17 @@ def test_what_is_tried_is_drawn_as_if_nothing_else_were_there(token_ids: list[in
     sampler.add(0, make_request("x", SamplingParams(temperature=1.5), [1]), [1])
     rows, lengths = np.zeros(count, np.int64), np.arange(count)
 
-    def tried(is_open: bool) -> tuple[Ruling, Ints]:
-        ruling = Ruling([Tried(token_ids, 41, is_open)] * count)
-        return ruling, sampler.sample(logits.expand(count, -1).clone(), rows, lengths, ruling).token_ids.numpy()
+    def tried(is_open: bool) -> tuple[GrammarChoices, Ints]:
+        choices = GrammarChoices([Tried(token_ids, 41, is_open)] * count)
+        return choices, sampler.sample(logits.expand(count, -1).clone(), rows, lengths, choices).token_ids.numpy()
 
-    ruling, found = tried(False)
-    assert not ruling.refused
+    choices, found = tried(False)
+    assert not choices.refused
     left_out = torch.full((41,), -torch.inf)
     left_out[token_ids] = logits[0, token_ids]
     chi_square(np.bincount(found, minlength=41).astype(float), (left_out / 1.5).softmax(-1))
-    ruling, same = tried(True)
-    kept = np.delete(np.arange(count), ruling.refused)
+    choices, same = tried(True)
+    kept = np.delete(np.arange(count), choices.refused)
     assert 0 < len(kept) < count
     assert np.array_equal(found[kept], same[kept])
 
@@ -324,8 +324,8 @@ def test_a_temperature_that_rounds_to_zero_is_drawn_with_of_what_a_grammar_allow
     sampler = Sampler(20, 41, 7, CPU, drawing[0])
     for row in range(20):
         sampler.add(row, make_request(f"r{row}", SamplingParams(temperature=1e-46), [1]), [1])
-    ruling = Ruling([Tried([37], 41, is_open=False) for _ in range(20)])
-    choice = sampler.sample(logits.clone(), rows, lengths, ruling)
+    choices = GrammarChoices([Tried([37], 41, is_open=False) for _ in range(20)])
+    choice = sampler.sample(logits.clone(), rows, lengths, choices)
     assert choice.token_ids.tolist() == [37] * 20
 
 

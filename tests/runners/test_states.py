@@ -11,8 +11,8 @@ from support.native_isa import needs_native
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request, SamplingParams, Step
 from chairlift.core.sequences.scheduler import SequenceScheduler
-from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.runner import DecoderRunner
+from chairlift.runners.grammars.grammar_rows import GrammarRows
 
 NUM_OUTPUT = 24
 # Of the prompt of 300 tokens: within a block, at its end, and one before all.
@@ -24,7 +24,7 @@ def runner_of(name: str, ops: str = "native") -> DecoderRunner:
     return make_runner(foreign_folder(FOREIGN[name][0], name), ops=ops, implementation="transformers")
 
 
-class Rows(RuledRows):
+class Rows(GrammarRows):
     """Rows that may have to go back by a token."""
 
     def __init__(self, rows: set[int]) -> None:

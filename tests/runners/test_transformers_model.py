@@ -24,8 +24,8 @@ from support.foreign_factory import (
 from support.model_factory import edited_folder, model_folder, reference_model
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders import foreign_model
-from chairlift.folders.foreign_model import ForeignConfig
+from chairlift.folders import transformers_config
+from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.ops.base import Linear
 from chairlift.ops.reference import ReferenceOps
 from chairlift.ops.select import select_ops
@@ -280,14 +280,14 @@ def test_what_was_replaced_is_gone_before_the_next_is_packed() -> None:
         def get_output_embeddings(self) -> None:
             return
 
-    class Packing(ReferenceOps):
+    class QuantizationConfig(ReferenceOps):
         def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
             there.append(sum(known() is not None for known in weights))
             return super().linear(weight.clone(), bias)
 
     model, there = Model(), list[int]()
     weights = [weakref.ref(layer.weight) for layer in model.layers]
-    transformers_parts.put_in(model, Packing())
+    transformers_parts.put_in(model, QuantizationConfig())
     assert there == [4, 3, 2, 1]
 
 
@@ -295,7 +295,7 @@ def test_logits_for_more_tokens_than_the_vocabulary_has_are_refused(monkeypatch:
     """What rows may choose is read as far as their logits go."""
     folder = foreign_folder("phi", "phi")
     known = read_any_config(folder, "transformers")
-    assert isinstance(known, ForeignConfig)
+    assert isinstance(known, TransformersConfig)
     smaller = dataclasses.replace(known, vocab_size=known.vocab_size - 1)
     monkeypatch.setattr(runner, "read_any_config", lambda *given: smaller)
     with pytest.raises(UnsupportedModel, match=f"logits for {known.vocab_size} tokens"):
@@ -316,7 +316,7 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
 
 
 def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_model, "find_spec", lambda name: None)
+    monkeypatch.setattr(transformers_config, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[transformers\]'"):
         read_any_config(foreign_folder("phi", "phi"), "auto")
     with pytest.raises(UnsupportedModel, match="these are: llama"):
@@ -328,12 +328,12 @@ def test_the_page_of_models_names_these_families(monkeypatch: pytest.MonkeyPatch
     import models_doc
 
     assert list(models_doc.FOREIGN) == [kind for name, (kind, _) in FOREIGN.items() if name not in NATIVE_TOO]
-    assert {*models_doc.SEEING} == foreign_model._READ_MORE
+    assert {*models_doc.SEEING} == transformers_config._READ_MORE
 
 
 @pytest.mark.parametrize("name", ["cohere", "stablelm_parallel"])
 def test_what_a_native_family_has_that_is_not_native_goes_through_transformers(name: str) -> None:
     folder = foreign_folder(FOREIGN[name][0], name)
-    assert isinstance(read_any_config(folder, "auto"), ForeignConfig)
+    assert isinstance(read_any_config(folder, "auto"), TransformersConfig)
     with pytest.raises(UnsupportedModel, match="not supported by the native kernels"):
         read_any_config(folder, "native")

@@ -1,5 +1,6 @@
 """The Files and Batches API over models that are computed here: states, limits, refusals and faults."""
 
+import asyncio
 import errno
 import json
 import os
@@ -16,12 +17,16 @@ import pytest
 from support.batch_harness import FUNCTION, Client, check_doubled, doubling, files_in, jsonl, line
 from support.items_harness import Listening, LocalDispatcher, embedder, function, listening, reranker
 
-from chairlift.errors import JobError, StorageFull, StoreBusy
-from chairlift.jobs.store import Store, StoredFile
+from chairlift.config.server import ServerConfig
+from chairlift.errors import JobError, StorageFull, StoreBusy, Unavailable
+from chairlift.jobs.store import Counts, Job, Store, StoredFile
+from chairlift.server.app import create_app
 from chairlift.server.batches import batch_run, file_routes
 from chairlift.server.batches.data_folder import Folder
-from chairlift.server.batches.record import about
+from chairlift.server.batches.record import About, about, as_batch, note
+from chairlift.server.batches.service import Batches, new_file_id
 from chairlift.server.models.item_service import ItemService
+from chairlift.server.models.registry import Models
 
 
 class Api(Client):
@@ -36,10 +41,10 @@ class Api(Client):
         self.folder = Path(server.config.data_dir)
 
 
-def serving(folder: Path, held: bool = False, **settings: Any) -> Iterator[Api]:
+def serving(folder: Path, held: bool = False, ranks: str = "reranker", **settings: Any) -> Iterator[Api]:
     service, functions = function()
     functions.held = held
-    models = (service, embedder()[0], reranker()[0])
+    models = (service, embedder()[0], reranker(ranks)[0])
     with listening(*models, data_dir=str(folder), **settings) as server:
         yield Api(server, functions, models, settings.get("api_key"))
 
@@ -108,7 +113,7 @@ def test_other_endpoints(api: Api) -> None:
     assert result["body"]["data"] == direct["data"]
     for path in ("/v1/rerank", "/rerank"):
         ranks = api.run([line("r", {"query": "hello", "documents": ["hello", "world"]}, path)], path)
-        assert (ranks["status"], ranks["model"]) == ("completed", None)
+        assert (ranks["status"], ranks["model"]) == ("completed", "reranker")
         (result,) = api.results(ranks["output_file_id"]).values()
         assert [each["index"] for each in result["response"]["body"]["results"]] == [0, 1]
 
@@ -318,10 +323,40 @@ def test_upload_refuses_by_name_and_leaves_nothing(start: Callable[..., Api]) ->
     assert error(api.create(kept.json()["id"]))["code"] == "storage_limit_exceeded"
 
 
+def test_lines_that_look_like_boundaries_are_refused(api: Api) -> None:
+    form = {"Content-Type": "multipart/form-data; boundary=B"}
+    head = b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch'
+    head += b'\r\n--B\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    refused = api.http.post("/files", content=head + b"\r\n--BX" * 1000 + b"\r\n--B--\r\n", headers=form)
+    assert (refused.status_code, error(refused)["code"]) == (400, "invalid_multipart")
+    assert "choose another" in error(refused)["message"]
+    assert files_in(api.folder) == set()
+    assert api.http.post("/files", content=head + b"text\r\n--B--\r\n", headers=form).json()["bytes"] == 4
+
+
 def _stalling(head: bytes) -> Iterator[bytes]:
     yield head
     time.sleep(3)
     yield b"more"
+
+
+def test_no_more_than_so_many_files(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.batches.service.MAX_FILES", 2)
+    first, second = (api.upload(b"x").json()["id"] for _ in range(2))
+    beyond = api.upload(b"x")
+    assert (beyond.status_code, error(beyond)["code"]) == (413, "storage_limit_exceeded")
+    assert "there are 2 files, which is the limit: delete some" in error(beyond)["message"]
+    assert files_in(api.folder) == {first, second}
+    assert api.http.delete(f"/files/{first}").status_code == 200
+    assert api.upload(b"x").status_code == 200
+
+
+def test_of_very_many_batches_the_last_are_kept(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.batches.service.MAX_KEPT", 2)
+    ids = [api.run(doubling(1))["id"] for _ in range(4)]
+    assert [each["id"] for each in api.http.get("/batches").json()["data"]] == [ids[3], ids[2]]
+    assert api.http.get(f"/batches/{ids[1]}").status_code == 404
+    assert api.metric("batches", state="completed") == 2
 
 
 def test_names_are_data(api: Api) -> None:
@@ -370,6 +405,14 @@ def test_pages_of_files(api: Api) -> None:
     assert api.http.delete(f"/files/{ids[2]}").status_code == 404
     assert page(order="asc") == ([*ids[:2], *ids[3:]], False)
     assert files_in(api.folder) == set(page()[0])
+
+
+def test_a_batch_says_how_much_was_reasoning() -> None:
+    noted = About(endpoint=FUNCTION, input_file_id="file", completion_window="24h", expires_at=1.0)
+    job = Job(id="batch_1", state="in_progress", entered={"validating": 1.0})
+    note(job, noted)
+    usage = as_batch(job, Counts(prompt_tokens=3, completion_tokens=7, reasoning_tokens=5))["usage"]
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (7, {"reasoning_tokens": 5})
 
 
 def test_pages_of_batches(api: Api) -> None:
@@ -453,6 +496,28 @@ def test_batches_wait_for_their_turn(start: Callable[..., Api]) -> None:
     api.dispatcher.held = False
     for batch in (first, third):
         assert api.wait(batch["id"])["status"] == "completed"
+
+
+def test_each_model_has_turns_of_its_own(start: Callable[..., Api]) -> None:
+    api = start(held=True, max_running_batches=1)
+    held = [api.begin(doubling(20)) for _ in range(2)]
+    api.wait(held[0]["id"], lambda b: b["status"] == "in_progress")
+    texts = [line("t", {"model": "embedder", "input": "hello"}, "/v1/embeddings")]
+    assert api.run(texts, "/v1/embeddings")["status"] == "completed"
+    api.dispatcher.held = False
+    for batch in held:
+        assert api.wait(batch["id"])["status"] == "completed"
+
+
+def test_lines_may_be_as_long_as_bodies_and_no_longer(start: Callable[..., Api]) -> None:
+    api = start(max_body_bytes=1000, max_tensor_bytes=200_000)
+    inputs = ("short", "x" * 70_000)
+    texts = [line(f"t{i}", {"model": "embedder", "input": text}, "/v1/embeddings") for i, text in enumerate(inputs)]
+    (found,) = api.run(texts, "/v1/embeddings")["errors"]["data"]
+    assert (found["code"], found["line"]) == ("line_too_long", 2)
+    assert "66536 bytes" in found["message"]
+    over = api.run([line("c", {"instances": ["x" * 150_000]})])
+    assert over["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 def test_an_input_may_serve_twice(api: Api) -> None:
@@ -557,6 +622,63 @@ def test_a_server_that_leaves_and_the_next(start: Callable[..., Api]) -> None:
     assert over["request_counts"] == {"total": 5000, "completed": 5000, "failed": 0}
     check_doubled(api.content(over["output_file_id"]), range(5000))
     assert api.metric("batches", state="completed") == 2
+
+
+def test_lines_that_name_no_model_have_the_same_one_after_a_restart(start: Callable[..., Api]) -> None:
+    lines = [line(f"r{i}", {"query": "hello", "documents": ["hello", "world"]}, "/v1/rerank") for i in range(3)]
+    api = start()
+    dispatcher: Any = api.services[2].dispatcher
+    dispatcher.held = True
+    batch = api.begin(lines, "/v1/rerank")
+    wait_for(lambda: len(dispatcher.submitted) == 6)
+    api = start(ranks="other")
+    over = api.wait(batch["id"])
+    assert (over["status"], over["model"]) == ("completed", "reranker")
+    assert over["output_file_id"] is None
+    failed = api.results(over["error_file_id"])
+    assert {each["response"]["body"]["message"] for each in failed.values()} == {
+        "The model `reranker` does not exist. This server has `function`, `embedder`, `other`."
+    }
+
+
+def test_cancelled_before_it_was_looked_through(start: Callable[..., Api], tmp_path: Path) -> None:
+    """By a server that ended in that moment."""
+    folder = Folder(tmp_path / "data")
+    file_id = new_file_id()
+    folder.place(file_id).write_bytes(b"nothing")
+    folder.store.add_file(StoredFile(id=file_id, bytes=7, created_at=1.0, filename="a", purpose="batch"))
+    noted = About(
+        endpoint=FUNCTION,
+        input_file_id=file_id,
+        completion_window="24h",
+        expires_at=time.time() + 86_400,
+        results=(new_file_id(), new_file_id()),
+    )
+    job = Job(id="batch_1", state="cancelling", entered={"validating": 1.0, "cancelling": 2.0})
+    note(job, noted)
+    folder.store.add_job(job)
+    folder.close()
+    over = start().wait("batch_1")
+    assert (over["status"], over["output_file_id"], over["error_file_id"]) == ("cancelled", None, None)
+    assert over["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+
+
+def test_a_server_that_has_left_has_lost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        models, config = Models([function()[0]]), ServerConfig(data_dir=str(tmp_path / "data"))
+        batches = Batches(models, config)
+        create_app(models, config, batches)
+        folder = await batches.folder(make=True)
+        assert folder is not None
+        await batches.close()
+        with pytest.raises(Unavailable, match="about to leave"):
+            await batches.page(None, 10, None)
+        # Whoever looked just before.
+        with pytest.raises(Unavailable, match="about to leave"):
+            await batches._check_kept(folder)
+
+    asyncio.run(go())
+    assert "taken away" not in caplog.text
 
 
 def test_expired_while_nobody_was_there(start: Callable[..., Api]) -> None:

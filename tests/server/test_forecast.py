@@ -23,9 +23,9 @@ from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer,
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
-from chairlift.server.models import seen
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.models.twin import MOST_ASKED, Twin
+from chairlift.server.twin import past_traffic
+from chairlift.server.twin.twin import MOST_ASKED, Twin
 
 HERE = {"host": "127.0.0.1:8000"}
 PEOPLE: dict[str, dict[str, Any]] = {
@@ -123,8 +123,8 @@ def test_what_is_known_of_many_requests_is_gone_through_off_the_event_loop(monke
 
         return made
 
-    monkeypatch.setattr("chairlift.server.forecast_routes.lately", noted(seen.lately))
-    monkeypatch.setattr("chairlift.server.models.faster.around", noted(seen.around))
+    monkeypatch.setattr("chairlift.server.forecast_routes.lately", noted(past_traffic.lately))
+    monkeypatch.setattr("chairlift.server.twin.what_if_view.around", noted(past_traffic.around))
 
     async def go() -> None:
         front = past()
@@ -367,7 +367,7 @@ def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
             await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
         kept = [call for call in service.metrics.calls if call.seconds > 0]
         service.metrics.calls.append(kept[-1]._replace(started=kept[-1].ended, ended=kept[-1].ended + 3.0, ahead=True))
-        question = seen.lately(seen.past_of(service), [])
+        question = past_traffic.lately(past_traffic.past_of(service), [])
         assert isinstance(question, ItemQuestion)
         (*lags, last), first = [(each.lag, each.ahead) for each in question.calls], question.calls[0]
         assert lags == [(pytest.approx(each.ended - each.started - each.seconds), False) for each in kept]
@@ -696,7 +696,7 @@ def test_a_process_that_takes_too_long_or_is_wanted_no_more_is_ended(
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert is_gone()
-        monkeypatch.setattr("chairlift.server.models.twin._PATIENCE_S", 0.5)
+        monkeypatch.setattr("chairlift.server.twin.twin._PATIENCE_S", 0.5)
         with pytest.raises(Unavailable, match="no time"):
             await twin.ask(lambda: here[0])
         assert is_gone()

@@ -17,7 +17,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.text.speech import Speech
+from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.structured import schema_grammar
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
@@ -204,19 +204,19 @@ def test_why_it_ended(marked: Marked) -> None:
 
 
 def test_a_model_thinks_if_it_is_asked_to(marked: Marked) -> None:
-    switched = Speech(switch="enable_thinking")
-    cases: tuple[tuple[Speech, Any, bool | None], ...] = (
+    switched = ModelDialect(switch="enable_thinking")
+    cases: tuple[tuple[ModelDialect, Any, bool | None], ...] = (
         (switched, None, False),
-        (Speech(), None, None),
-        (Speech(), {"type": "disabled"}, False),
+        (ModelDialect(), None, None),
+        (ModelDialect(), {"type": "disabled"}, False),
         (switched, {"type": "adaptive"}, None),
         (switched, {"type": "enabled", "budget_tokens": 5}, True),
         # Nor is there anything to bound where it is not known how the model reasons.
-        (Speech(), {"type": "enabled", "budget_tokens": 5}, None),
+        (ModelDialect(), {"type": "enabled", "budget_tokens": 5}, None),
     )
-    for speech, given, thinks in cases:
+    for model_dialect, given, thinks in cases:
         front = Front(replying("ok"))
-        front.service.speech = speech
+        front.service.model_dialect = model_dialect
         # An effort is for models that know degrees of it.
         assert ask(front, thinking=given, output_config={"effort": "high"}).status == 200
         opened = marked.opened[-1]
@@ -253,7 +253,7 @@ def test_thoughts_can_be_left_out(marked: Marked) -> None:
 
 def test_what_a_conversation_gets(marked: Marked) -> None:
     front = Front(replying("ok"))
-    front.service.speech = Speech(takes_effort=True)
+    front.service.model_dialect = ModelDialect(takes_effort=True)
     answer = ask(
         front,
         system=[{"type": "text", "text": "be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "ok"}],

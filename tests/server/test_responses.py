@@ -22,7 +22,7 @@ from chairlift.errors import RequestFailed
 from chairlift.jobs.records import usage_of
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.text.speech import Speech
+from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.structured import schema_grammar
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
@@ -309,20 +309,20 @@ def test_thoughts_and_calls_as_a_model_writes_them() -> None:
 
 
 def test_an_effort_is_for_models_that_know_degrees_of_it(marked: Marked) -> None:
-    for speech, given, got in (
-        (Speech(), "low", None),
-        (Speech(), "none", "none"),
-        (Speech(takes_effort=True), "low", "low"),
+    for model_dialect, given, got in (
+        (ModelDialect(), "low", None),
+        (ModelDialect(), "none", "none"),
+        (ModelDialect(takes_effort=True), "low", "low"),
     ):
         front = Front(replying("ok"))
-        front.service.speech = speech
+        front.service.model_dialect = model_dialect
         assert ask(front, reasoning={"effort": given}).json()["reasoning"]["effort"] == given
         assert marked.opened[-1].reasoning_effort == got
 
 
 def test_fields_reach_the_core_and_come_back(marked: Marked) -> None:
     front = Front(replying("ok"))
-    front.service.speech = Speech(takes_effort=True)
+    front.service.model_dialect = ModelDialect(takes_effort=True)
     given = {
         "temperature": 0.5,
         "top_p": 0.9,

@@ -328,6 +328,7 @@ def test_prompt_logprobs_as_vllm_has_them() -> None:
     assert asked["prompt_logprobs"][0] is None
     assert all(len(entry) == 1 for entry in asked["prompt_logprobs"][1:])
     assert "prompt_logprobs" not in chat(max_tokens=1).json()
+    assert [*asked][-1] == "usage", "where batches look for it"
 
 
 def test_two_counts_of_prompt_logprobs_go_together() -> None:
@@ -644,6 +645,8 @@ def test_unknown_model_and_path_and_method() -> None:
             ("/chat/completions", "; did you mean /v1/chat/completions? A client's base URL ends in /v1"),
             ("/models/tiny", "; did you mean /v1/models/tiny? A client's base URL ends in /v1"),
             ("/v1/v1/messages", "; did you mean /v1/messages? Leave one /v1 out of the client's base URL"),
+            ("/v1/uploads", "; a file comes in one piece: POST it to /v1/files"),
+            ("/v1/uploads/upload_1/parts", "; a file comes in one piece: POST it to /v1/files"),
             ("/v1/v1/nothing", ""),
             ("/nothing", ""),
         ):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from support.key_files import bearer, key_of, write_keys
 from support.server_harness import Front
 
 from chairlift.jobs.store import Job, Store, StoredFile
+from chairlift.server.batches import service as batch_service
+from chairlift.server.batches.data_folder import has_room
 
 PEOPLE: dict[str, dict[str, Any]] = {
     "alice": {"rights": ["batch"]},
@@ -90,6 +93,56 @@ def test_a_running_batch_is_its_tenants_too(served: Listening) -> None:
     assert ids(bob, "batches") == []
     dispatcher.held = False
     assert alice.wait(batch["id"])["status"] == "completed"
+
+
+def test_nobody_may_have_more_than_is_left_free() -> None:
+    used: Counter[str | None] = Counter()
+    shares = []
+    for name in ("a", "b", "c", "d", "e"):
+        while has_room(used, 8, name):
+            used[name] += 1
+        shares.append(used[name])
+    assert shares == [4, 2, 1, 1, 0]
+    assert not has_room(used, 8, None)
+    used["a"] -= 1
+    assert has_room(used, 8, None)
+    assert not has_room(used, 8, None, 2)
+    assert has_room(Counter(), 1, "a")
+
+
+def test_no_tenant_closes_the_batch_api_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_keys(tmp_path / "keys.toml", **PEOPLE)
+    limits = {"max_batches": 4, "max_files_bytes": 100_000}
+    service, dispatcher = function()
+    dispatcher.held = True
+    with listening(service, api_keys=str(path), api_key="master", data_dir=str(tmp_path / "data"), **limits) as served:
+        alice, bob, master = (client(served, name) for name in ("alice", "bob", "master"))
+        file_id = alice.upload(doubling(1)).json()["id"]
+        large = [each.upload(b"x" * 40_000).json()["id"] for each in (alice, master)]
+        assert alice.create(file_id).json()["error"]["code"] == "storage_limit_exceeded"
+        for each in large:
+            assert master.http.delete(f"/files/{each}").status_code == 200
+        made = [alice.create(file_id) for _ in range(3)]
+        assert [each.status_code for each in made] == [200, 200, 429]
+        assert "one key may have no more than it leaves free" in made[2].json()["error"]["message"]
+        assert bob.create(bob.upload(doubling(1)).json()["id"]).status_code == 200
+        assert master.create(file_id).status_code == 200
+        sizes = [alice.upload(b"x" * 40_000).status_code, alice.upload(b"x" * 20_000).status_code]
+        assert sizes == [200, 413]
+        assert bob.upload(b"x" * 20_000).status_code == 200
+        assert master.upload(b"x" * 30_000).status_code == 200
+        assert served.batches._folder is not None
+        served.batches._folder.uploads["alice"] = 4  # as if so many were on their way
+        refused = alice.upload(b"")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_uploads")
+        assert "there are 4 uploads already" in refused.json()["error"]["message"]
+        assert bob.upload(b"").status_code == 200
+        served.batches._folder.uploads["alice"] = 0
+        monkeypatch.setattr(batch_service, "MAX_FILES", 10)
+        few = [alice.upload(b"").status_code for _ in range(2)]
+        assert few == [200, 413]
+        assert master.upload(b"").status_code == 200
+        dispatcher.held = False
 
 
 def test_pages_count_only_ones_own(served: Listening) -> None:

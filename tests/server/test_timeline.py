@@ -19,7 +19,7 @@ from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics import sequences
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.models.timeline import ModelSnapshot, snapshot, trace_document
+from chairlift.server.requests.timeline import ModelSnapshot, snapshot, trace_document
 
 NOBODY = Viewer(None, False)
 NOW = 1000.0

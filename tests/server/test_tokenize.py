@@ -7,7 +7,7 @@ import pytest
 from support.server_harness import Answer, Front
 
 from chairlift.text.chat_template import ChatTemplate
-from chairlift.text.speech import Speech
+from chairlift.text.model_dialect import ModelDialect
 
 FRONT = Front()
 TOOL = {"type": "function", "function": {"name": "add"}}
@@ -59,7 +59,7 @@ def test_messages_are_read_as_chats_read_them() -> None:
 
 def test_tools_are_part_of_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
-    monkeypatch.setattr(FRONT.service, "speech", Speech(takes_tools=True))
+    monkeypatch.setattr(FRONT.service, "model_dialect", ModelDialect(takes_tools=True))
     monkeypatch.setattr(WORDS, "_chat_template", ChatTemplate({"default": template}, {}))
     made = post("/tokenize", messages=[{"role": "user", "content": " world"}], tools=[TOOL]).json()
     assert made["tokens"] == WORDS.encode("add world")

@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 from support.dialect_samples import TOOLS, template, tokens
 from support.server_harness import INFO, Answer, FakeClient, Front
 
+from chairlift.server.conversations import conversation
 from chairlift.server.http.exchange import INLINE_SIZE
-from chairlift.server.models import conversation
 from chairlift.server.openai import answers
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer

@@ -19,11 +19,11 @@ from chairlift.errors import Unavailable
 from chairlift.plan.what_if import Change, SequenceQuestion, WhatIfAnswer, answer
 from chairlift.plan.what_if_process import MOST_S
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.models import tuning
 from chairlift.server.models.request_log import Viewer
-from chairlift.server.models.seen import Past
-from chairlift.server.models.tuning import Tuning
-from chairlift.server.models.twin import Question, Twin
+from chairlift.server.twin import tuning
+from chairlift.server.twin.past_traffic import Past
+from chairlift.server.twin.tuning import Tuning
+from chairlift.server.twin.twin import Question, Twin
 
 CPU_S = 0.25
 # It waits for company that does not come.
@@ -189,7 +189,7 @@ def test_a_change_that_can_not_be_judged_in_time_is_taken_back(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("chairlift.server.models.tuning.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("chairlift.server.twin.tuning.time.monotonic", lambda: clock[0])
 
     async def go() -> None:
         tuned = Tuned(monkeypatch, window_s=120.0)

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from support.server_harness import Front
 
-from chairlift.server.models import reply_steps
-from chairlift.server.models.conversation import Conversation, OpenConversation, check_tools, open_conversation
+from chairlift.server.conversations import reply_steps
+from chairlift.server.conversations.conversation import Conversation, OpenConversation, check_tools, open_conversation
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.dialect import Region
 from chairlift.text.dialects import DIALECTS
+from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
 from chairlift.text.reply_reader import DialectMarkers
-from chairlift.text.speech import Speech
 
 # What a model says that thinks first and writes its calls as Hermes does.
 HERMES_REPLY = '<think>\nso\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -24,7 +24,7 @@ def speaking(front: Front) -> Front:
     """The front of a model that speaks so."""
     think = Region(("<think>",), ("</think>",))
     dialect = msgspec.structs.replace(DIALECTS["hermes"], reasoning_content=think)
-    front.service.speech = Speech(dialect=dialect, takes_tools=True, markers=DialectMarkers(dialect, {}))
+    front.service.model_dialect = ModelDialect(dialect=dialect, takes_tools=True, markers=DialectMarkers(dialect, {}))
     return front
 
 

@@ -21,12 +21,12 @@ from chairlift.core.queue import QueueOrder, Rank
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
 from chairlift.core.sequences.live_settings import LiveSettings, apply_settings
-from chairlift.core.sequences.policy import make_policy
 from chairlift.core.sequences.prefixes import Hit
 from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import Sequence, block_hash, root_hash
 from chairlift.core.sequences.snapshots import SnapshotPool
+from chairlift.core.sequences.strategy import make_strategy
 
 STRATEGIES = ("none", "static", "dynamic", "continuous")
 PLACED = {Reason.ADMITTED, Reason.RESUMED, Reason.PREEMPTED}
@@ -72,7 +72,7 @@ class Setup(NamedTuple):
         if budget is None and self.step_time is not None:
             budget = StepTimeBudget(self.step_time, self.max_num_batched_tokens, meter.model)
         return SequenceScheduler(
-            make_policy(self.strategy, self.slots, self.max_wait),
+            make_strategy(self.strategy, self.slots, self.max_wait),
             BlockPool(self.num_blocks),
             block_size=self.block_size,
             max_num_batched_tokens=self.max_num_batched_tokens,

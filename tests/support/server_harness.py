@@ -24,7 +24,7 @@ from chairlift.server.models.registry import Models
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.responses.response_store import ResponseStore
 from chairlift.text.chat_template import ChatTemplate
-from chairlift.text.speech import speech_of
+from chairlift.text.model_dialect import model_dialect_of
 from chairlift.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -168,8 +168,8 @@ class Front:
         self.tokenizer = words or tokenizer()
         self.client = client or FakeClient(self.tokenizer.encode("hello world! "))
         config = ServerConfig(**settings)
-        speech = speech_of(self.tokenizer)
-        self.service = SequenceService(self.client, self.tokenizer, "tiny", config, speech=speech)
+        model_dialect = model_dialect_of(self.tokenizer)
+        self.service = SequenceService(self.client, self.tokenizer, "tiny", config, model_dialect=model_dialect)
         self.keys = Keys(config)
         self.responses = ResponseStore(config)
         self.models = Models([self.service], aliases=config.model_aliases)

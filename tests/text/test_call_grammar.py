@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher
 from support.dialect_samples import NAMES, SINGLE, TOOLS, dialect, samples, tokens
 
-from chairlift.runners.decoder.grammar import GrammarError, GrammarTokenizer
+from chairlift.runners.grammars.grammar import GrammarError, GrammarTokenizer
 from chairlift.runners.sequences import GRAMMAR_PART
 from chairlift.text import argument_grammar, schemas
 from chairlift.text.call_grammar import ReplyShape, reply_grammar

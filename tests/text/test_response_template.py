@@ -9,10 +9,10 @@ from support.dialect_samples import TOOLS, samples, template, tokens
 
 from chairlift.text.call_grammar import ReplyShape, reply_grammar
 from chairlift.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+from chairlift.text.model_dialect import ModelDialect, model_dialect_of
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
 from chairlift.text.response_template import read_template
-from chairlift.text.speech import Speech, speech_of
 from chairlift.text.tokenizer import Tokenizer
 
 THINK = {"open": "<think>", "close": "</think>"}
@@ -137,11 +137,11 @@ def test_a_folder_s_own_goes_before_its_chat_template() -> None:
     chat = ChatTemplate({"default": template("hermes")}, {})
     spec = {"fields": TEMPLATES["mistral_args"]}
     both = Tokenizer(tokens("hermes")[0], chat_template=chat, response_template=spec)
-    assert speech_of(both).dialect == read_template(spec)
-    named = speech_of(both, "llama").dialect
+    assert model_dialect_of(both).dialect == read_template(spec)
+    named = model_dialect_of(both, "llama").dialect
     assert named is not None
     assert named.name == "llama"
-    assert speech_of(both, "none").dialect is None
+    assert model_dialect_of(both, "none").dialect is None
 
 
 @pytest.mark.parametrize("name", ["hermes", "gemma", "qwen_xml"])
@@ -156,19 +156,19 @@ def test_transformers_reads_the_same(name: str) -> None:
         assert found.get("content", "").strip() == (sample.message["content"] or "")
 
 
-def speech(source: str) -> Speech:
-    return speech_of(Tokenizer(tokens("hermes")[0], chat_template=ChatTemplate({"default": source}, {})))
+def dialect_of(source: str) -> ModelDialect:
+    return model_dialect_of(Tokenizer(tokens("hermes")[0], chat_template=ChatTemplate({"default": source}, {})))
 
 
 def test_what_a_template_takes_is_what_its_code_asks_for() -> None:
-    told = speech("The tools of thinking {# tools #}{{ 'tools' + m.thinking + x['enable_thinking'] }}")
+    told = dialect_of("The tools of thinking {# tools #}{{ 'tools' + m.thinking + x['enable_thinking'] }}")
     assert (told.takes_tools, told.takes_effort, told.switch) == (False, False, None)
-    asked = speech(
+    asked = dialect_of(
         "{% if tools %}{% endif %}{{ reasoning_effort | default('low') }}{{ \"it's\" }}{{ enable_thinking }}"
     )
     assert (asked.takes_tools, asked.takes_effort, asked.switch) == (True, True, "enable_thinking")
-    assert speech("{% set thinking = m.thinking %}{{ thinking }}").switch is None
-    assert speech("{% if not thinking is defined %}{% set thinking = false %}{% endif %}").switch == "thinking"
+    assert dialect_of("{% set thinking = m.thinking %}{{ thinking }}").switch is None
+    assert dialect_of("{% if not thinking is defined %}{% set thinking = false %}{% endif %}").switch == "thinking"
 
 
 @pytest.mark.parametrize(
@@ -177,18 +177,18 @@ def test_what_a_template_takes_is_what_its_code_asks_for() -> None:
     ids=["comment", "code", "string", "strings", "both"],
 )
 def test_what_has_no_end_in_a_template_hides_nothing_before(unclosed: str) -> None:
-    told = speech("{{ tools }}{{ \"it's\" ~ 'tools' }}" + unclosed)
+    told = dialect_of("{{ tools }}{{ \"it's\" ~ 'tools' }}" + unclosed)
     assert (told.takes_tools, told.switch) == (True, None)
-    assert not speech(unclosed).takes_tools
+    assert not dialect_of(unclosed).takes_tools
 
 
 def test_a_string_without_an_end_hides_no_code() -> None:
-    assert speech("{{ ' }}{{ tools }}").takes_tools
-    assert speech('{{ \' ~ tools ~ "thinking" }}').takes_tools
-    assert speech('{{ \' ~ tools ~ "thinking" }}').switch is None
-    assert speech("{# {{ tools }}").takes_tools
+    assert dialect_of("{{ ' }}{{ tools }}").takes_tools
+    assert dialect_of('{{ \' ~ tools ~ "thinking" }}').takes_tools
+    assert dialect_of('{{ \' ~ tools ~ "thinking" }}').switch is None
+    assert dialect_of("{# {{ tools }}").takes_tools
 
 
 def test_a_template_that_is_too_long_to_be_rendered_says_nothing() -> None:
-    told = speech("{{ tools }}<think></think>" + "x" * MAX_TEMPLATE_CHARS)
+    told = dialect_of("{{ tools }}<think></think>" + "x" * MAX_TEMPLATE_CHARS)
     assert (told.dialect, told.takes_tools) == (None, False)

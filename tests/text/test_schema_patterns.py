@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from chairlift import StructuredOutputsParams
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
-from chairlift.runners.decoder.grammar import GrammarTokenizer
+from chairlift.runners.grammars.grammar import GrammarTokenizer
 from chairlift.text.schema_patterns import mended, without_nul
 from chairlift.text.structured import grammar_of
 

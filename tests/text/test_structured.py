@@ -127,7 +127,7 @@ def test_schemas_are_compact_unless_white_space_is_given() -> None:
 )
 def test_rubbish_is_refused_or_compiled(wanted: dict[str, Any]) -> None:
     from chairlift.demo import demo_path
-    from chairlift.runners.decoder.grammar import GrammarError
+    from chairlift.runners.grammars.grammar import GrammarError
 
     try:
         grammar = grammar_of(StructuredOutputsParams(**wanted))
@@ -145,7 +145,7 @@ _WORDS: dict[str, Any] = {}
 def words(folder: str) -> Any:
     from pathlib import Path
 
-    from chairlift.runners.decoder.grammar import GrammarTokenizer
+    from chairlift.runners.grammars.grammar import GrammarTokenizer
 
     if folder not in _WORDS:
         _WORDS[folder] = GrammarTokenizer(Path(folder), 4096)

@@ -26,7 +26,7 @@ def apply_settings(settings: LiveSettings, scheduler: SequenceScheduler) -> None
     """
     held = scheduler.num_running + scheduler.num_background_running + len(scheduler.admitted)
     most = max(settings.max_num_batched_tokens, settings.slots, held)
-    scheduler.policy.slots, scheduler.policy.max_wait = settings.slots, settings.max_wait
+    scheduler.strategy.slots, scheduler.strategy.max_wait = settings.slots, settings.max_wait
     scheduler.max_num_batched_tokens = scheduler.meter.most = most
     budget, background = scheduler.budget, scheduler.background.budget
     if isinstance(budget, StepTimeBudget):

@@ -18,11 +18,11 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequences.background import BackgroundSequences
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LEAST_STEPS, LatencyBudget, StepBudget
-from chairlift.core.sequences.policy import Admission, Policy
 from chairlift.core.sequences.prefixes import PrefixCache
 from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
 from chairlift.core.sequences.sequence import Sequence, at_rest, end_rest
 from chairlift.core.sequences.snapshots import SnapshotPool
+from chairlift.core.sequences.strategy import Admission, Strategy
 
 _rank = attrgetter("rank")
 _SAMPLED = 8  # Of steps that no budget is for, one in so many is metered.
@@ -39,7 +39,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
 
     def __init__(
         self,
-        policy: Policy,
+        strategy: Strategy,
         pool: BlockPool,
         *,
         block_size: int = 16,
@@ -52,7 +52,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         meter: LatencyBudget | None = None,
         order: QueueOrder | None = None,
     ) -> None:
-        self.policy = policy
+        self.strategy = strategy
         self.pool = pool
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -227,7 +227,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         """Whether to meter a step without a budget: the first few, if others have one, or under load one in so many."""
         if self.num_steps % _SAMPLED:
             return self.budget is not None and self.meter.model.num_observed < LEAST_STEPS
-        return self.num_waiting > 0 or 2 * self.num_running >= self.policy.slots
+        return self.num_waiting > 0 or 2 * self.num_running >= self.strategy.slots
 
     # Running sequences
 
@@ -306,7 +306,7 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         self._release_blocks(sequence)
         if sequence.request.background:
             self.background.waiting.push(sequence)
-        elif self.policy.closes_batch:
+        elif self.strategy.closes_batch:
             insort(self.admitted, sequence, key=_rank)
         else:
             self.waiting.push(sequence)
@@ -318,13 +318,13 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         return self.admitted[0] if self.admitted else self.waiting.head()
 
     def _admit_waiting(self, step: Step, now: float) -> None:
-        """Start whoever the policy, the token budget and the free blocks admit, strictly in order of urgency."""
-        admission = self.policy.admit(self.waiting, len(self.running) + len(self.admitted), now)
-        if self.policy.closes_batch and admission.slots > 0:
+        """Start whoever the strategy, the token budget and the free blocks admit, strictly in order of urgency."""
+        admission = self.strategy.admit(self.waiting, len(self.running) + len(self.admitted), now)
+        if self.strategy.closes_batch and admission.slots > 0:
             while self.waiting and len(self.admitted) < admission.slots:
                 self.admitted.append(self.waiting.pop())
                 self._free_slot(step, self.admitted[-1])
-        slots = 0 if self.policy.closes_batch else admission.slots
+        slots = 0 if self.strategy.closes_batch else admission.slots
         budget = self.max_num_batched_tokens - step.total_tokens
         while True:
             if (sequence := self._head()) is None:
@@ -344,9 +344,9 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
     def _free_slot(self, step: Step, needy: Sequence, taken: int = 0) -> None:
         """Have background ones leave until all live sequences, and so many that are about to start, have slots."""
         taken += len(self.running) + len(self.admitted)
-        while taken + len(self.background.running) > self.policy.slots:
+        while taken + len(self.background.running) > self.strategy.slots:
             victim = self.background.youngest()
-            assert victim is not None, "the policy gave more slots than there are"
+            assert victim is not None, "the strategy gave more slots than there are"
             self._preempt(step, victim, f"its slot is needed for {needy.id}")
 
     def _refusal(
@@ -458,8 +458,8 @@ class SequenceScheduler(Scheduler[Request, Step, StepResult]):
         budget = self.max_num_batched_tokens - step.total_tokens
         while (sequence := background.waiting.head()) is not None:
             others = len(self.running) + len(background.running)
-            if others + len(self.admitted) >= self.policy.slots:
-                return Reason.SLOTS, f"all {self.policy.slots} slots are taken"
+            if others + len(self.admitted) >= self.strategy.slots:
+                return Reason.SLOTS, f"all {self.strategy.slots} slots are taken"
             hit = self.prefixes.match(sequence)
             if budget < 1 or (limit is not None and limit.capacity(hit.num_tokens) < 1):
                 return Reason.TOKENS, background.spent(budget, self.max_num_batched_tokens)

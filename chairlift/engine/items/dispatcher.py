@@ -21,7 +21,7 @@ from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
 from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, describe, error_of, raisable
-from chairlift.engine.machine import Turns
+from chairlift.engine.machine import MachineTurns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         *,
         raise_originals: bool = False,
-        turns: Turns | None = None,
+        turns: MachineTurns | None = None,
         on_batch: Callable[[Batch, BatchResult], None] | None = None,
         standby: BatchExecutor | None = None,
         on_search: Callable[[bool], None] | None = None,
@@ -185,10 +185,6 @@ class Dispatcher:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         now = self._clock()
-        if timeout is None:
-            timeout = self.limits.default_timeout
-        if timeout is not None:
-            timeout -= min(self._delivery.value, _MOST_DELIVERY * timeout)
         self._serial += 1
         item = Item(
             id=f"{self.id_prefix}{self._serial}",
@@ -196,7 +192,7 @@ class Dispatcher:
             size=size,
             shape_key=shape_key,
             priority=priority,
-            deadline=None if timeout is None else now + timeout,
+            deadline=self._deadline(timeout, background, now),
             background=background,
             request=request,
         )
@@ -214,6 +210,15 @@ class Dispatcher:
         if self.scheduler.has_free or (item.deadline is not None and item.deadline < self._moment):
             self._ask_soon(loop)
         return ticket
+
+    def _deadline(self, timeout: float | None, background: bool, now: float) -> float | None:
+        """The moment at which a result must be there, so that it can be delivered within the timeout.
+
+        Only live items get the default one: nobody waits for the others.
+        """
+        if timeout is None and not background:
+            timeout = self.limits.default_timeout
+        return None if timeout is None else now + timeout - min(self._delivery.value, _MOST_DELIVERY * timeout)
 
     def delivered(self, answer: Answer) -> None:
         """Hear that an answer has reached its caller: later deadlines come as much earlier as that usually takes."""

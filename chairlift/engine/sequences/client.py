@@ -213,6 +213,7 @@ class SequenceClient(Supervised):
         self._rows = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._is_closed = False
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(SequencesToFront)
         self._worker = Supervisor(
@@ -326,7 +327,8 @@ class SequenceClient(Supervised):
             self._send(Retune(config.live_settings))
 
     def close_queue(self) -> None:
-        """Nobody else will come, so a static batch may leave with empty slots."""
+        """Nobody else will come, so a static batch may leave with empty slots; in a worker after this one, too."""
+        self._is_closed = True
         self._send(CloseQueue())
 
     async def drain(self, timeout: float) -> None:
@@ -354,6 +356,8 @@ class SequenceClient(Supervised):
                 self.info = info
                 if self.config is not self.configured:
                     self._send(Retune(self.config.live_settings))  # a new worker begins with what was configured
+                if self._is_closed:
+                    self._send(CloseQueue())
                 self.shedder.limits = self.config.step_limits(info.num_blocks, info.block_size)
                 self._take_stats(EngineStats(kv_blocks_total=info.num_blocks))
                 self._take_part()
@@ -426,14 +430,8 @@ class SequenceClient(Supervised):
         if update.finish_reason not in (FinishReason.ERROR, FinishReason.INVALID):
             before, stats = stream.waited_before, self.stats
             waits = {reason: seconds - before.get(reason, 0.0) for reason, seconds in self._waits.items()}
-            stream.beginning = Beginning(
-                update.first_scheduled,
-                now,
-                update.num_cached_tokens,
-                waits,
-                stats.steps - 1,
-                self._rows - stats.step_requests,
-            )
+            steps, rows = stats.steps - 1, self._rows - stats.step_requests
+            stream.beginning = Beginning(update.first_scheduled, now, update.num_cached_tokens, waits, steps, rows)
 
     def _take_stats(self, stats: EngineStats) -> None:
         self.stats = stats

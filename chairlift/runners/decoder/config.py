@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.config_dialects import NotNative
+from chairlift.folders.config_names import NotNative
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.decoder_family import Bias, DecoderFamily
 from chairlift.folders.expert_rules import ExpertConfig, parse_experts
-from chairlift.folders.foreign_model import ForeignConfig, parse_foreign
 from chairlift.folders.latent_config import LatentConfig, parse_latent
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
-from chairlift.folders.packing import Packing, parse_packing
+from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
+from chairlift.folders.transformers_config import TransformersConfig, parse_transformers
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.ops.kv_layout import bytes_of_token, has_kernels
 from chairlift.runners.decoder.rope import RopeConfig
@@ -108,7 +108,7 @@ class DecoderConfig:
     experts: ExpertConfig | None
     latent: LatentConfig | None
     extra_layers: int
-    packing: Packing | None
+    packing: QuantizationConfig | None
     dtype: str
 
     def kv_bytes_per_token(self, itemsize: int, scale: int, pads_values: bool | None = None) -> int:
@@ -139,7 +139,7 @@ def read_config(folder: Path) -> DecoderConfig:
     return parse_config(read_model_json(folder))
 
 
-def read_any_config(folder: Path, implementation: str) -> DecoderConfig | ForeignConfig:
+def read_any_config(folder: Path, implementation: str) -> DecoderConfig | TransformersConfig:
     """Read `folder`/config.json for whoever computes the model: native kernels ("native"), or transformers, or ("auto")
     native kernels if they know the family, and all that this model has of it.
 
@@ -152,10 +152,10 @@ def read_any_config(folder: Path, implementation: str) -> DecoderConfig | Foreig
         except NotNative:
             if implementation == "native":
                 raise
-    return parse_foreign(raw)
+    return parse_transformers(raw)
 
 
-def max_length(wanted: int | None, config: DecoderConfig | ForeignConfig) -> int:
+def max_length(wanted: int | None, config: DecoderConfig | TransformersConfig) -> int:
     """The tokens that one sequence may have: as many as wanted, or as the model takes. Raises ConfigError."""
     if wanted is not None and wanted > config.max_positions:
         raise ConfigError(
@@ -165,7 +165,7 @@ def max_length(wanted: int | None, config: DecoderConfig | ForeignConfig) -> int
     return wanted or config.max_positions
 
 
-def _of_scaling(config: DecoderConfig | ForeignConfig) -> str:
+def _of_scaling(config: DecoderConfig | TransformersConfig) -> str:
     """What to do where nothing tells whether the length is that before scaling or after it."""
     factors = [rope.values.get("factor") or 1.0 for rope in config.ropes] if isinstance(config, DecoderConfig) else []
     if max(factors, default=1.0) <= 1:
@@ -247,11 +247,11 @@ def _kept_heads(raw: Mapping[str, Any], family: DecoderFamily, hidden: int, head
     return kv_heads, head_dim
 
 
-def _packing(raw: Mapping[str, Any], family: DecoderFamily) -> Packing | None:
+def _packing(raw: Mapping[str, Any], family: DecoderFamily) -> QuantizationConfig | None:
     given = raw.get("quantization_config")
     if family.quantized is not None and isinstance(given, dict) and given.get("quant_method") == family.quantized:
         return None
-    packing = parse_packing(raw)
+    packing = parse_quantization(raw)
     experts_too = family.experts is not None and family.experts.names.transposed
     if packing is not None and (family.names.transposed or experts_too):
         what = "experts" if experts_too else "weights"

@@ -9,7 +9,7 @@ from torch import Tensor
 from chairlift.core.sequences.request import Start, Step
 from chairlift.ops.base import KVCache, StateSpans
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
-from chairlift.runners.decoder.ruled_rows import RuledRows
+from chairlift.runners.grammars.grammar_rows import GrammarRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class StateKeeper:
         if rest:
             self._copy_block(self._num_blocks + start.snapshot, start.block_table[full])
 
-    def spans(self, prepared: Prepared, saves: Saves, ruled: RuledRows | None) -> StateSpans:
+    def spans(self, prepared: Prepared, saves: Saves, ruled: GrammarRows | None) -> StateSpans:
         """Say through which states a pass goes, and where it copies them; `ruled` rows may have to go back a token."""
         rows, starts, before = (each.tolist() for each in (prepared.rows, prepared.query_start, prepared.first))
         cuts: dict[int, list[tuple[int, int]]] = {}

@@ -17,15 +17,13 @@ from torch import Tensor
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Start, Step, StepResult
 from chairlift.errors import ConfigError
-from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
+from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.gguf.gguf_file import parts_of
 from chairlift.ops.base import AttentionBatch, Inputs, Ints, StateSpans
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.decoder.config import DecoderConfig, max_length, read_any_config
-from chairlift.runners.decoder.grammar import GrammarError
-from chairlift.runners.decoder.grammar_compiler import GrammarCompiler
 from chairlift.runners.decoder.kv_memory import (
     available_bytes,
     free_beside_states,
@@ -37,8 +35,10 @@ from chairlift.runners.decoder.kv_pages import KvPages
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.recurrent_states import Saves, StateKeeper
-from chairlift.runners.decoder.ruled_rows import RuledRows
 from chairlift.runners.decoder.sampler import Choice, Sampler
+from chairlift.runners.grammars.grammar import GrammarError
+from chairlift.runners.grammars.grammar_compiler import GrammarCompiler
+from chairlift.runners.grammars.grammar_rows import GrammarRows
 from chairlift.runners.low_priority import while_computing
 from chairlift.runners.sequences import GrammarDone, SequenceInfo
 from chairlift.runners.threads import set_threads
@@ -77,7 +77,7 @@ class DecoderRunner:
         # Where layers have states.
         self._states: StateKeeper | None = None
         # From the first grammar on.
-        self._ruled: RuledRows | None = None
+        self._grammar_rows: GrammarRows | None = None
         self._prompts: dict[int, tuple[int, int]] = {}
 
     @torch.inference_mode()
@@ -142,7 +142,7 @@ class DecoderRunner:
         self._states = StateKeeper(states, model.caches, config.slots, num_blocks)
         return num_blocks, num_snapshots
 
-    def _say_if_unpacked(self, folder: Path, model_config: DecoderConfig | ForeignConfig) -> None:
+    def _say_if_unpacked(self, folder: Path, model_config: DecoderConfig | TransformersConfig) -> None:
         """Files of few bits may take more memory here than on the disk, which nobody expects of them."""
         is_packed = isinstance(model_config, DecoderConfig) and model_config.packing is not None
         gguf = folder / GGUF_WEIGHTS
@@ -225,8 +225,8 @@ class DecoderRunner:
             row = self.batch.remove(name)
             if row is not None:
                 self.sampler.remove(row)
-                if self._ruled is not None:
-                    self._ruled.remove(row)
+                if self._grammar_rows is not None:
+                    self._grammar_rows.remove(row)
                 self._prompts.pop(row, None)
                 self._failed.pop(name, None)
         for start in step.started:
@@ -253,11 +253,11 @@ class DecoderRunner:
         except ValueError as error:
             self._failed[request.id] = str(error)
         if request.grammar is not None:
-            if self._ruled is None:
+            if self._grammar_rows is None:
                 # Elsewhere than on the host each token that is tried would be waited for.
                 tries = self.model.device.type == "cpu"
-                self._ruled = RuledRows(tries, tries_best=tries and self.model.num_candidates > 1)
-            self._ruled.add(row, start, self.grammars.compile(request.grammar))
+                self._grammar_rows = GrammarRows(tries, tries_best=tries and self.model.num_candidates > 1)
+            self._grammar_rows.add(row, start, self.grammars.compile(request.grammar))
         if request.params.prompt_logprobs is not None and len(start.token_ids) == len(request.prompt_ids):
             self._prompts[row] = request.params.prompt_logprobs, len(request.prompt_ids)
 
@@ -273,12 +273,12 @@ class DecoderRunner:
                 np.concatenate([ends, *(np.arange(start, stop) for start, stop, _ in spans.values())])
             )
         inputs = self._inputs(prepared, logit_rows, step.saves)
-        if self._ruled is not None:
-            self._ruled.go_on()
-            inputs.side_work = self._ruled.side_work
+        if self._grammar_rows is not None:
+            self._grammar_rows.go_on()
+            inputs.side_work = self._grammar_rows.side_work
         hidden = self.model.forward(inputs)
-        if self._ruled is not None:
-            self._ruled.finish()
+        if self._grammar_rows is not None:
+            self._grammar_rows.finish()
         if self._states is not None:
             self._states.save_tails(prepared, step.saves, self.batch)
         self.batch.commit(prepared)
@@ -288,8 +288,8 @@ class DecoderRunner:
             place = int(np.searchsorted(logit_rows, start))
             prompts[index] = self._prompt_logprobs(hidden[place : place + stop - start], following, top)
         places = np.searchsorted(logit_rows, ends) if spans else None
-        if self._ruled:
-            indices, places = self._settle(self._ruled, prepared, indices, places, result)
+        if self._grammar_rows:
+            indices, places = self._settle(self._grammar_rows, prepared, indices, places, result)
         choice = None
         if len(indices):
             choice, indices = self._choose(hidden, places, prepared, indices, result)
@@ -303,18 +303,20 @@ class DecoderRunner:
             result.prompt_logprobs[prepared.ids[index]] = [each for part in parts for each in part.read(arrays)]
         if choice is not None:
             self._append(choice, arrays, prepared, indices, result)
-            if self._ruled:
+            if self._grammar_rows:
                 rows, names = prepared.rows[indices].tolist(), [prepared.ids[index] for index in indices.tolist()]
-                self._append_forced(self._ruled.say(rows, names, time.perf_counter() - began, result), prepared, result)
+                self._append_forced(
+                    self._grammar_rows.say(rows, names, time.perf_counter() - began, result), prepared, result
+                )
 
     def _inputs(self, prepared: Prepared, logit_rows: Ints, saves: Saves) -> Inputs:
         inputs = prepared.inputs(logit_rows, self.model.device)
         if self._states is not None:
-            inputs.states = self._states.spans(prepared, saves, self._ruled)
+            inputs.states = self._states.spans(prepared, saves, self._grammar_rows)
         return inputs
 
     def _settle(
-        self, ruled: RuledRows, prepared: Prepared, indices: Ints, places: Ints | None, result: StepResult
+        self, ruled: GrammarRows, prepared: Prepared, indices: Ints, places: Ints | None, result: StepResult
     ) -> tuple[Ints, Ints | None]:
         """Give tokens to those that do not choose theirs now; return the `indices` of the others, and their places."""
         rows = prepared.rows[indices].tolist()
@@ -366,20 +368,20 @@ class DecoderRunner:
         if places is not None:
             hidden = hidden[torch.from_numpy(places).to(hidden.device)]
         rows, lengths = prepared.rows[indices], prepared.context[indices]
-        ruling = self._ruled.ruling(rows.tolist()) if self._ruled else None
+        choices = self._grammar_rows.choices(rows.tolist()) if self._grammar_rows else None
         if not self.sampler.takes_best(rows):
-            choice = self.sampler.sample(self.model.logits(hidden), rows, lengths, ruling)
-        elif ruling is None:
+            choice = self.sampler.sample(self.model.logits(hidden), rows, lengths, choices)
+        elif choices is None:
             choice = self.sampler.take(*self.model.best(hidden))
-        elif ruling.tried:
-            choice = self.sampler.try_best(*self.model.candidates(hidden, ruling.allowed()), ruling)
+        elif choices.tried:
+            choice = self.sampler.try_best(*self.model.candidates(hidden, choices.allowed()), choices)
         else:
-            choice = self.sampler.take(*self.model.best(hidden, ruling.allowed()))
-        if self._ruled and ruling is not None and ruling.refused:
-            late = indices[ruling.refused].tolist()
-            self._ruled.refuse(rows[ruling.refused].tolist(), [prepared.ids[index] for index in late], result)
-            self._take_back(rows[ruling.refused].tolist())
-            kept = np.delete(np.arange(len(indices)), ruling.refused)
+            choice = self.sampler.take(*self.model.best(hidden, choices.allowed()))
+        if self._grammar_rows and choices is not None and choices.refused:
+            late = indices[choices.refused].tolist()
+            self._grammar_rows.refuse(rows[choices.refused].tolist(), [prepared.ids[index] for index in late], result)
+            self._take_back(rows[choices.refused].tolist())
+            kept = np.delete(np.arange(len(indices)), choices.refused)
             choice.keep(kept)
             indices = indices[kept]
         return choice, indices
@@ -410,8 +412,8 @@ class DecoderRunner:
 
     def close(self) -> None:
         """Release the weights and the cache."""
-        if self._ruled is not None:
-            self._ruled.close()
+        if self._grammar_rows is not None:
+            self._grammar_rows.close()
         self._states, on_cuda = None, False
         if hasattr(self, "model"):
             on_cuda = self.model.device.type == "cuda"
@@ -433,7 +435,7 @@ def _device(config: SequenceConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _dtype(config: SequenceConfig, model: DecoderConfig | ForeignConfig) -> torch.dtype:
+def _dtype(config: SequenceConfig, model: DecoderConfig | TransformersConfig) -> torch.dtype:
     if config.dtype == "auto":
         # What was packed has far fewer digits than bfloat16, and float32 would take eight times its memory.
         packed = isinstance(model, DecoderConfig) and model.packing is not None and model.dtype == "float16"

@@ -17,7 +17,7 @@ from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.exclusions import Exclusions
 from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.penalties import TokenCounts, apply_penalties
-from chairlift.runners.decoder.ruling import Ruling
+from chairlift.runners.grammars.grammar_choices import GrammarChoices
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Between the seeds of the tokens that are drawn for one place, of which so many are tried.
@@ -134,7 +134,7 @@ class Sampler:
         """Take each row's likeliest token, ids [R], whose logit is best [R]."""
         return Choice(ids, best, np.empty(0, np.int64))
 
-    def try_best(self, best: Tensor, ids: Tensor, ruling: Ruling) -> Choice:
+    def try_best(self, best: Tensor, ids: Tensor, choices: GrammarChoices) -> Choice:
         """The same of the C likeliest, best [R, C] and ids [R, C], of which some rows try one after the other.
 
         A row's first id becomes the one that it takes.
@@ -143,14 +143,14 @@ class Sampler:
         chosen = candidates[:, 0]
         # On the host, where to look into an array for each row costs more than the trials.
         likeliest, logits = chosen.tolist(), values[:, 0].tolist()
-        for index in ruling.tried:
-            if math.isfinite(logits[index]) and not ruling.takes(index, likeliest[index]):
-                token = ruling.pick(index, _others(candidates[index], values[index]))
+        for index in choices.tried:
+            if math.isfinite(logits[index]) and not choices.takes(index, likeliest[index]):
+                token = choices.pick(index, _others(candidates[index], values[index]))
                 if token is not None:
                     chosen[index] = token
         return self.take(best[:, 0], ids[:, 0])
 
-    def sample(self, logits: Tensor, rows: Ints, lengths: Ints, ruling: Ruling | None = None) -> Choice:
+    def sample(self, logits: Tensor, rows: Ints, lengths: Ints, choices: GrammarChoices | None = None) -> Choice:
         """Choose the next token of each of R sequences, without waiting for the device.
 
         logits [R, V] in any float dtype, which may be changed; rows [R]; lengths [R]: tokens that each sequence has so
@@ -159,17 +159,17 @@ class Sampler:
         # At once, since bfloat16 reductions are many times slower on a CPU than this conversion.
         logits = logits.float()
         described = (self._logprobs[rows] >= 0).nonzero()[0]
-        changes = ruling is not None or self._bias or self._stop_ids or self._counts or self._excluded
+        changes = choices is not None or self._bias or self._stop_ids or self._counts or self._excluded
         raw = logits.clone() if changes and len(described) else logits
         self._edit(logits, rows, lengths)
-        if ruling is not None:
-            self.ops.exclude(logits, ruling.allowed())
+        if choices is not None:
+            self.ops.exclude(logits, choices.allowed())
         best, ids = self.ops.highest(logits)
-        trials = range(_TRIALS if ruling is not None and ruling.tried else 1)
+        trials = range(_TRIALS if choices is not None and choices.tried else 1)
         candidates = self._candidates(logits, rows, lengths, ids, trials)
         choice = Choice(candidates[:, 0], best, described)
-        if ruling is not None and ruling.tried:
-            self._try(logits, rows, lengths, candidates, ruling, choice)
+        if choices is not None and choices.tried:
+            self._try(logits, rows, lengths, candidates, choices, choice)
         return self._describe(raw, rows, choice)
 
     def _candidates(self, logits: Tensor, rows: Ints, lengths: Ints, likeliest: Tensor, trials: range) -> Tensor:
@@ -184,7 +184,7 @@ class Sampler:
         return candidates
 
     def _try(
-        self, logits: Tensor, rows: Ints, lengths: Ints, candidates: Tensor, ruling: Ruling, choice: Choice
+        self, logits: Tensor, rows: Ints, lengths: Ints, candidates: Tensor, choices: GrammarChoices, choice: Choice
     ) -> None:
         """Give rows that are tried the first candidate that may be next; if none may, one that is drawn from those.
 
@@ -194,19 +194,19 @@ class Sampler:
         again = []
         # On the host, where to look into a tensor for each row costs more than the trials.
         best, tokens, chosen = choice.best.tolist(), candidates.tolist(), choice.token_ids.numpy()
-        for index in ruling.tried:
+        for index in choices.tried:
             first = tokens[index][0]
-            if math.isfinite(best[index]) and not ruling.takes(index, first):
+            if math.isfinite(best[index]) and not choices.takes(index, first):
                 others = dict.fromkeys(tokens[index])
                 del others[first]
-                token = ruling.pick(index, others)
+                token = choices.pick(index, others)
                 if token is not None:
                     chosen[index] = token
-                elif index not in ruling.refused:
+                elif index not in choices.refused:
                     again.append(index)
         if again:
             some = logits[again]
-            self.ops.exclude(some, ruling.known(again))
+            self.ops.exclude(some, choices.known(again))
             choice.best[again] = self.ops.highest(some)[0]
             last = range(_TRIALS, _TRIALS + 1)
             choice.token_ids[again] = self._draw(some, rows[again], lengths[again], last)[:, 0]

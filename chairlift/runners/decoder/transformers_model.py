@@ -17,8 +17,8 @@ from torch import Tensor
 
 from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.foreign_model import ForeignConfig
 from chairlift.folders.tensor_files import count_numbers
+from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
@@ -61,7 +61,7 @@ class TransformersModel:
     def __init__(
         self,
         folder: Path,
-        config: ForeignConfig,
+        config: TransformersConfig,
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,

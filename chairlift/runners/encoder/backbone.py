@@ -9,7 +9,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
-from chairlift.folders.packing import Packing
+from chairlift.folders.quantization_config import QuantizationConfig
 from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
@@ -44,7 +44,7 @@ class Backbone:
     pooling: str
     head_pooling: str
     padding: int | None
-    packing: Packing | None
+    packing: QuantizationConfig | None
     read: Callable[[Weights, Ops, int, int], LoadedBackbone]
     read_mask_head: Callable[[Weights], list[Projected]] | None
 

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.core.finished import FinishReason
+from chairlift.server.conversations.conversation import OpenConversation
+from chairlift.server.conversations.reply_steps import EarlyParts, reply_steps
 from chairlift.server.http.api_errors import ApiError, anthropic_error
 from chairlift.server.http.exchange import PartStream, as_json, encode_line, new_id, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
-from chairlift.server.models.conversation import OpenConversation
-from chairlift.server.models.reply_steps import EarlyParts, reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
 

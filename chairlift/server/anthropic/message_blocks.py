@@ -8,8 +8,8 @@ import msgspec
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
 from chairlift.server.anthropic.message_body import Block, CountBody, FormatBody, PickToolBody, ThinkingBody, TurnBody
-from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, can_reason
-from chairlift.text.speech import Speech
+from chairlift.server.conversations.conversation import Conversation, Tool, ToolChoice, can_reason
+from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.structured import schema_grammar
 
 MAX_BLOCKS = 16_384
@@ -77,7 +77,7 @@ _BLOCKS: Mapping[str, type[_AnyBlock]] = {
 _SAID_BY = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
-def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
+def conversation_of(body: CountBody, size: int, model_dialect: ModelDialect) -> Conversation:
     """All that makes the prompt. Raises InvalidRequest that names the block at fault. `size` is that of the body.
 
     Clients name an effort for every model, and bounds of its reasoning; where it knows no degrees there is none to
@@ -98,9 +98,9 @@ def conversation_of(body: CountBody, size: int, speech: Speech) -> Conversation:
         tool_choice=choice,
         parallel_tool_calls=parallel,
         grammar=_grammar(output.format) if output is not None and output.format is not None else None,
-        reasoning_effort=output.effort if output is not None and speech.takes_effort else None,
-        thinking=_thinks(thinking, speech),
-        thinking_tokens=thinking.budget_tokens if thinking is not None and speech.reasons else None,
+        reasoning_effort=output.effort if output is not None and model_dialect.takes_effort else None,
+        thinking=_thinks(thinking, model_dialect),
+        thinking_tokens=thinking.budget_tokens if thinking is not None and model_dialect.reasons else None,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
@@ -113,11 +113,11 @@ def _grammar(given: FormatBody) -> str:
     return schema_grammar(given.schema, "output_config.format")
 
 
-def _thinks(given: ThinkingBody | None, speech: Speech) -> bool | None:
+def _thinks(given: ThinkingBody | None, model_dialect: ModelDialect) -> bool | None:
     """Whether the model is to reason; None: as it likes. Unless it is asked to it does not, if it can be switched."""
     if given is None:
-        return False if speech.switch is not None else None
-    return {"enabled": True if can_reason(speech) else None, "disabled": False}.get(given.type)
+        return False if model_dialect.switch is not None else None
+    return {"enabled": True if can_reason(model_dialect) else None, "disabled": False}.get(given.type)
 
 
 def _choice(given: PickToolBody | None) -> tuple[ToolChoice, bool]:

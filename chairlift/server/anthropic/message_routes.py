@@ -13,11 +13,11 @@ from chairlift.errors import InvalidRequest
 from chairlift.server.anthropic.message_answer import MessageAnswer
 from chairlift.server.anthropic.message_blocks import conversation_of
 from chairlift.server.anthropic.message_body import CountBody, MessageBody, check_message_body
+from chairlift.server.conversations.conversation import OpenConversation
+from chairlift.server.conversations.reply_steps import open_named, reply_options
 from chairlift.server.http.api_errors import ApiError, PromptTooLong
 from chairlift.server.http.exchange import as_json, in_turn, new_id, off_loop, read_body, terms_of
-from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.reply_steps import open_named, reply_options
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.openai.body_types import make_params
 
@@ -67,7 +67,7 @@ async def _open(
 ) -> tuple[OpenConversation, bool]:
     """The conversation, and whether the answer continues its last message."""
     async with in_turn(request, size):
-        conversation = await off_loop(size, lambda: conversation_of(body, size, service.speech))
+        conversation = await off_loop(size, lambda: conversation_of(body, size, service.model_dialect))
         try:
             opened = await open_named(service, conversation, _CONVERSATION_NAMES)
         except PromptTooLong as error:

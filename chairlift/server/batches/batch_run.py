@@ -14,7 +14,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest, JobError, StorageFull
 from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
 from chairlift.jobs.ledger import Ledger
-from chairlift.jobs.lines import JsonLines, parse_batch_line
+from chairlift.jobs.lines import JsonLines, lines_for, parse_batch_line
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.data_folder import FILE_MODE, Folder
 from chairlift.server.batches.endpoints import BatchEndpoints
@@ -43,14 +43,18 @@ _FINAL: dict[JobOutcome, JobState] = {
 
 
 class BatchContext(msgspec.Struct, kw_only=True):
-    """What all batches of a server share. `turns` are taken by those whose lines run."""
+    """What all batches of a server share. `turns`, of each model, are taken by those whose lines run."""
 
     folder: Folder
     client: AppClient
     endpoints: BatchEndpoints
     config: ServerConfig
     keys: Keys
-    turns: asyncio.Semaphore
+    turns: dict[str, asyncio.Semaphore]
+
+    def turns_of(self, model: str) -> asyncio.Semaphore:
+        """Those of the batches of one model."""
+        return self.turns.setdefault(model, asyncio.Semaphore(self.config.max_running_batches))
 
 
 class _Leaving(Exception):
@@ -103,6 +107,9 @@ class BatchRun:
     async def run(self) -> None:
         """Bring it to its end, or as far as it gets until `leave`. Raises nothing that the batch is to blame for."""
         try:
+            if self.job.state == "cancelling" and "in_progress" not in self.job.entered:
+                await self._persist(lambda: self._enter("cancelled"))
+                return
             if self.job.state == "validating" and not await self._validate():
                 return
             await self._work()
@@ -155,7 +162,7 @@ class BatchRun:
         """Look through the input; whether it is to be run."""
         context, noted = self._context, about(self.job)
         endpoint = context.endpoints.find(noted.endpoint)
-        validation = Validation(context.folder.place(noted.input_file_id), endpoint, context.config.max_batch_lines)
+        validation = Validation(context.folder.place(noted.input_file_id), endpoint, context.config)
         ended = await validation.run(self._ending)
         if self._leaving.is_set():
             raise _Leaving
@@ -183,6 +190,7 @@ class BatchRun:
 
     async def _work(self) -> None:
         await self._wait_for_model()
+        await self._note_model()
         async with self._turn():
             outcome = await self._execute()
         async with self._changing:
@@ -196,7 +204,7 @@ class BatchRun:
         noted = about(self.job)
         while not self._ending.is_set() and time.time() < noted.expires_at:
             try:
-                model = self._context.endpoints.find(noted.endpoint).model(noted.model)
+                model = self._find_model()
             except (ApiError, InvalidRequest):
                 return
             if model is not None and model.ready:
@@ -204,10 +212,39 @@ class BatchRun:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), _LOOK_AGAIN_S)
 
+    def _find_model(self) -> ModelService | None:
+        """The model that answers its lines; None while that is not known. Raises ApiError or InvalidRequest."""
+        noted = about(self.job)
+        return self._context.endpoints.find(noted.endpoint).model(noted.model or noted.served)
+
+    def _model(self) -> ModelService | None:
+        """The same; None also where there is no such model."""
+        try:
+            return self._find_model()
+        except (ApiError, InvalidRequest):
+            return None
+
+    async def _note_model(self) -> None:
+        """Where lines name no model, note which one answers, so that another server's does not answer the rest."""
+        before, model = about(self.job), self._model()
+        endpoint = self._context.endpoints.find_row(before.endpoint)
+        is_said = before.model or before.served or not endpoint.bodies_name_models
+        if model is None or is_said or self._ending.is_set():
+            return
+
+        def change(job: Job) -> None:
+            noted = about(job)
+            noted.served = model.name
+            note(job, noted)
+
+        async with self._changing:
+            self.job = await self._persist(lambda: self._context.folder.store.change_job(self.job.id, change))
+
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until it is this batch's turn; to be ended it needs none."""
-        turns = self._context.turns
+        """Wait until it is this batch's turn, of those for its model; to be ended it needs none."""
+        model = self._model()
+        turns = self._context.turns_of(about(self.job).endpoint if model is None else model.name)
         acquiring = asyncio.ensure_future(turns.acquire())
         ending = asyncio.ensure_future(self._ending.wait())
         expires_in = max(about(self.job).expires_at - time.time(), 0.0)
@@ -228,12 +265,14 @@ class BatchRun:
         source = folder.place(noted.input_file_id)
         if self._leaving.is_set():
             raise _Leaving
+        parse = parse_batch_line if noted.served is None else lines_for(noted.served)
+        most = context.endpoints.find_row(noted.endpoint).max_line_bytes(context.config)
         ledger = await self._persist(lambda: Ledger(folder.store, job.id, output, errors, FILE_MODE))
         self._counts = ledger.counts
         try:
             client = context.client.of(context.keys.named(job.tenant))
             self._executor = executor = JobExecutor(
-                client, ledger, lambda: JsonLines(source, parse_batch_line), job.id, self._options(noted)
+                client, ledger, lambda: JsonLines(source, parse, most), job.id, self._options(noted)
             )
             if self._leaving.is_set():
                 executor.stop()
@@ -251,20 +290,13 @@ class BatchRun:
 
     def _options(self, noted: About) -> JobOptions:
         config = self._context.config
-        lanes, order = self._lanes(noted)
+        lanes, order = lanes_of(self._model())
         return JobOptions(
             concurrency=max(min(lanes, config.max_waiting // config.max_running_batches), 1),
             order=order,
             wait_for_space=True,
             expires_at=noted.expires_at,
         )
-
-    def _lanes(self, noted: About) -> tuple[int, Order]:
-        try:
-            model = self._context.endpoints.find(noted.endpoint).model(noted.model)
-        except (ApiError, InvalidRequest):
-            model = None
-        return (_FEW, "file") if model is None else lanes_of(model)
 
     # What is kept
 
@@ -339,8 +371,10 @@ def too_late(job: Job) -> ApiError:
     return ApiError(409, message, code="batch_not_cancellable")
 
 
-def lanes_of(model: ModelService) -> tuple[int, Order]:
-    """How many lines are sent to a model at once, and in which order."""
+def lanes_of(model: ModelService | None) -> tuple[int, Order]:
+    """How many lines are sent to a model at once, if it is there, and in which order."""
+    if model is None:
+        return _FEW, "file"
     if isinstance(model, SequenceService):
         # Those that run, and as many to take their slots.
         return 2 * model.slots, "prefix"

@@ -30,8 +30,8 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 class Folder:
     """A server's files, batches and results on the disk; this process's own as long as it is open. Opening it blocks.
 
-    `used` counts the bytes of all files, those on their way in too, of which there are `uploads`; `over` the batches of
-    former servers that are over.
+    `used` counts the bytes of each tenant's files, those on their way in too, of which there are `uploads`; `over` the
+    batches of former servers that are over.
     `left` are those that they left behind, with what had become of their lines. All methods belong to one event loop.
     Raises JobError if another process has the folder or it can't be used, StorageFull if there is no space.
     """
@@ -54,8 +54,10 @@ class Folder:
         except BaseException:
             self.store.close()
             raise
-        self.uploads = 0
-        self.used = sum(file.bytes for file in self.files.values())
+        self.uploads: Counter[str | None] = Counter()
+        self.used: Counter[str | None] = Counter()
+        for file in self.files.values():
+            self.used[file.tenant] += file.bytes
 
     @staticmethod
     def exists(path: Path) -> bool:
@@ -80,12 +82,13 @@ class Folder:
         """Count files that the store has noted with their batch."""
         for file in files:
             self.files[file.id] = file
-            self.used += file.bytes
+            self.used[file.tenant] += file.bytes
 
     async def remove(self, file_id: str) -> None:
         """Forget a file and free its space."""
         await asyncio.to_thread(self._remove, file_id)
-        self.used -= self.files.pop(file_id).bytes
+        file = self.files.pop(file_id)
+        self.used[file.tenant] -= file.bytes
 
     def _remove(self, file_id: str) -> None:
         # In this order: what is forgotten and still there is deleted when the folder is opened.
@@ -129,6 +132,15 @@ class Folder:
         for file_id in self.files.keys() - there:
             log.error("%s (%r) is gone from %s", file_id, self.files.pop(file_id).filename, self._files)
             self.store.remove_file(file_id)
+
+
+def has_room(used: Counter[str | None], limit: int, tenant: str | None, more: int = 1) -> bool:
+    """Whether somebody may have so much more, of what all tenants together may have only so much of.
+
+    A tenant with a name may have no more than is left free then, so that nobody takes all. Whoever runs the server may.
+    """
+    free = limit - used.total() - more
+    return free >= 0 and (tenant is None or used[tenant] + more <= max(free, 1))
 
 
 def _open_store(path: Path) -> Store:

@@ -5,7 +5,9 @@ from urllib.parse import unquote
 
 from starlette.routing import compile_path
 
+from chairlift.config.server import ServerConfig
 from chairlift.errors import Unavailable
+from chairlift.jobs.lines import ENVELOPE_BYTES
 from chairlift.server.http.api_errors import ApiError, without_folders
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.models.registry import Models, ModelService
@@ -23,15 +25,19 @@ class BatchEndpoints:
 
     def find(self, path: str) -> "BatchEndpoint":
         """The one with a path. Raises ApiError, 400 for any other and 404 for a model in it that is not served."""
+        endpoint = self.find_row(path)
+        if not endpoint.bodies_name_models:
+            endpoint.model(None)
+        return endpoint
+
+    def find_row(self, path: str) -> "BatchEndpoint":
+        """The one with a path, whether or not a model in it is served. Raises a 400 for any other."""
         for row, (pattern, _, _) in self._rows:
             match = pattern.fullmatch(path)
             if match is None or "?" in path or "#" in path or not all(match.groups()):
                 continue
             (name,) = match.groups() or (None,)
-            endpoint = BatchEndpoint(path, row, self._models, name and unquote(name))
-            if name is not None:
-                endpoint.model(None)
-            return endpoint
+            return BatchEndpoint(path, row, self._models, name and unquote(name))
         allowed = ", ".join(shown.replace("{name}", "NAME") for _, (_, shown, _) in self._rows)
         raise ApiError(400, f"no batches for {path!r}; endpoint may be {allowed}", "endpoint", "invalid_endpoint")
 
@@ -49,6 +55,13 @@ class BatchEndpoint:
     def bodies_name_models(self) -> bool:
         """Whether the model is in a line's body, or in the path."""
         return self._name is None
+
+    def max_line_bytes(self, config: ServerConfig) -> int:
+        """The bytes of a line whose body is as long as any may be."""
+        most = config.max_body_bytes
+        if not self.bodies_name_models:
+            most = max(most, config.max_tensor_bytes)
+        return most + ENVELOPE_BYTES
 
     def model(self, given: str | None) -> ModelService | None:
         """The model that answers a body that names it, or none; None if it is not known yet, as it is still loading.

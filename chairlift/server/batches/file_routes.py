@@ -48,12 +48,14 @@ _FIELDS = frozenset(FileForm.__struct_encode_fields__) - {"file"}
 async def create_file(request: Request) -> Response:
     """POST: keep a file."""
     batches: Batches = request.app.state.batches
-    folder = await batches.upload_folder()
+    tenant: Tenant | None = request.scope.get(TENANT)
+    owner = tenant.name if tenant is not None else None
+    folder = await batches.upload_folder(owner)
     file_id = new_file_id()
-    upload = Upload(folder, folder.place(file_id), batches.config, _FIELDS)
+    upload = Upload(folder, folder.place(file_id), batches.config, _FIELDS, owner)
     try:
         await upload.receive(request)
-        file = _describe(file_id, upload, request.scope.get(TENANT))
+        file = _describe(file_id, upload, owner)
         await batches.add_file(file)
     except BaseException:
         upload.discard()
@@ -118,7 +120,7 @@ def check_life(seconds: int, field: str) -> int:
     return seconds
 
 
-def _describe(file_id: str, upload: Upload, tenant: Tenant | None) -> StoredFile:
+def _describe(file_id: str, upload: Upload, owner: str | None) -> StoredFile:
     """What is kept of an upload. Raises a 400 for fields that are wrong."""
     purpose = upload.fields.get("purpose")
     if purpose is None:
@@ -134,7 +136,7 @@ def _describe(file_id: str, upload: Upload, tenant: Tenant | None) -> StoredFile
         filename=upload.filename or "",
         purpose=purpose,
         expires_at=None if life is None else now + life,
-        tenant=tenant.name if tenant is not None else None,
+        tenant=owner,
     )
 
 

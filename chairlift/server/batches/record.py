@@ -32,7 +32,8 @@ class About(msgspec.Struct, kw_only=True):
     """What the server notes of a batch. Times in Unix seconds.
 
     `results` are the ids that its output and its errors will have as files; `output_file_id` and `error_file_id` are
-    set once there are such files. `counts` are those at its end.
+    set once there are such files. `counts` are those at its end. `model` is what its lines name; where they name none,
+    `served` is who answers them.
     """
 
     endpoint: str
@@ -43,6 +44,7 @@ class About(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None
     model: str | None = None
+    served: str | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
     problems: list[Problem] = []
@@ -68,7 +70,7 @@ def as_batch(job: Job, counts: Counts | None) -> dict[str, Any]:
         "id": job.id,
         "object": "batch",
         "endpoint": noted.endpoint,
-        "model": noted.model,
+        "model": noted.model or noted.served,
         "errors": problems,
         "input_file_id": noted.input_file_id,
         "completion_window": noted.completion_window,
@@ -104,6 +106,6 @@ def _usage(counts: Counts) -> dict[str, Any]:
         "input_tokens": counts.prompt_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens},
         "output_tokens": counts.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
         "total_tokens": counts.prompt_tokens + counts.completion_tokens,
     }

@@ -18,7 +18,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import StorageLost, Unavailable
 from chairlift.jobs.store import Counts, Job, JobState, StoredFile
 from chairlift.server.batches.batch_run import BatchContext, BatchRun, too_late
-from chairlift.server.batches.data_folder import MAX_FILES, Folder
+from chairlift.server.batches.data_folder import MAX_FILES, Folder, has_room
 from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import OVER, About, note
 from chairlift.server.http.api_errors import ApiError
@@ -59,7 +59,7 @@ class Batches:
         self._changing = asyncio.Lock()
         self._over: Counter[JobState] = Counter()
         self._lines: Counter[str] = Counter(completed=0, failed=0)
-        self._leaving = self._lost = False
+        self._leaving = self._lost = self._closed = False
 
     def serve(self, app: ASGIApp, table: Iterable[Endpoint], keys: Keys) -> None:
         """Lines of batches go to this application, which has these routes, as requests of whoever began the batch."""
@@ -80,6 +80,7 @@ class Batches:
         if not self.config.data_dir:
             message = "this server keeps no files: data_dir is empty, and /v1/files and /v1/batches need a folder"
             raise ApiError(404, message, code="no_data_dir")
+        self._check_open()
         if self._context is None:
             async with self._opening:
                 await asyncio.to_thread(self.open, make)
@@ -93,6 +94,8 @@ class Batches:
         try:
             await asyncio.to_thread(folder.store.check)
         except StorageLost as lost:
+            # Closing it changes its files, too.
+            self._check_open()
             if not self._lost:
                 self._lost = True
                 log.critical("%s; files and batches are refused until the server starts anew", lost)
@@ -113,7 +116,7 @@ class Batches:
             endpoints=self.endpoints,
             config=self.config,
             keys=self._keys,
-            turns=asyncio.Semaphore(self.config.max_running_batches),
+            turns={},
         )
         self._over = folder.over
         for job, counts in folder.left:
@@ -134,11 +137,16 @@ class Batches:
     async def close(self) -> None:
         """Leave, and let others have the folder."""
         await self.leave()
+        self._closed = True
         if self._folder is not None:
             await asyncio.to_thread(self._folder.close)
 
     def _check_stays(self) -> None:
         if self._leaving:
+            raise Unavailable("the server is about to leave")
+
+    def _check_open(self) -> None:
+        if self._closed:
             raise Unavailable("the server is about to leave")
 
     # Batches
@@ -155,13 +163,14 @@ class Batches:
             if file.purpose != "batch":
                 message = f"a batch's input has the purpose 'batch', not {file.purpose!r}"
                 raise ApiError(400, message, "input_file_id", "wrong_purpose")
-            self._check_space(folder)
+            owner = viewer.name if viewer is not None else None
+            self._check_space(folder, owner)
             noted = msgspec.structs.replace(new, results=(new_file_id(), new_file_id()))
             job = Job(
                 id=f"batch_{os.urandom(12).hex()}",
                 state="validating",
                 entered={"validating": time.time()},
-                tenant=viewer.name if viewer is not None else None,
+                tenant=owner,
             )
             note(job, noted)
             await asyncio.to_thread(self._add, folder, job)
@@ -214,14 +223,15 @@ class Batches:
         """Those that are not over, the oldest first, each with what has become of its lines."""
         return [(run.job, run.counts) for run in self._runs.values()]
 
-    def _check_space(self, folder: Folder) -> None:
-        most = self.config.max_batches
-        if len(self._runs) >= most:
-            message = f"{len(self._runs)} batches are not over yet, and {most} are the limit (max_batches)"
+    def _check_space(self, folder: Folder, owner: str | None) -> None:
+        most, most_bytes = self.config.max_batches, self.config.max_files_bytes
+        if not has_room(Counter(run.job.tenant for run in self._runs.values()), most, owner):
+            limit = f"{most} are the limit (max_batches), of which one key may have no more than it leaves free"
+            message = f"{len(self._runs)} batches are not over yet: {limit}"
             raise ApiError(429, message, None, "too_many_batches", "rate_limit_exceeded", {"Retry-After": "10"})
-        if folder.used >= self.config.max_files_bytes:
-            limit = f"the limit of {self.config.max_files_bytes} (max_files_bytes)"
-            message = f"files take {folder.used} bytes, and {limit} leaves no space for results: delete some"
+        if not has_room(folder.used, most_bytes, owner):
+            limit = f"the limit of {most_bytes} (max_files_bytes), and of one key no more than it leaves free"
+            message = f"files take {folder.used.total()} bytes, with {limit}: delete some to have space for results"
             raise ApiError(400, message, None, "storage_limit_exceeded")
 
     def _add(self, folder: Folder, job: Job) -> None:
@@ -271,13 +281,16 @@ class Batches:
         await folder.add(file)
         self._file_came.set()
 
-    async def upload_folder(self) -> Folder:
-        """The folder, with space for one more file by number. Raises ApiError."""
+    async def upload_folder(self, owner: str | None) -> Folder:
+        """The folder, with space for one more file by number, of this tenant. Raises ApiError."""
         self._check_stays()
         folder = await self.folder(make=True)
         assert folder is not None
-        if len(folder.files) >= MAX_FILES:
-            message = f"there are {len(folder.files)} files, which is the limit: delete some"
+        files = Counter(file.tenant for file in folder.files.values())
+        if not has_room(files, MAX_FILES, owner):
+            all_taken = f"there are {files.total()} files, which is the limit"
+            share_taken = f"this key has {files[owner]} files, and may have no more than it leaves free of {MAX_FILES}"
+            message = f"{all_taken if files.total() >= MAX_FILES else share_taken}: delete some"
             raise ApiError(413, message, "file", "storage_limit_exceeded")
         return folder
 

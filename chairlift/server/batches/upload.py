@@ -13,9 +13,10 @@ from starlette.requests import Request
 from chairlift.config.server import ServerConfig
 from chairlift.errors import JobError
 from chairlift.jobs.results import explain, sync_folder
-from chairlift.server.batches.data_folder import FILE_MODE, Folder
+from chairlift.server.batches.data_folder import FILE_MODE, Folder, has_room
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.exchange import DRAIN_FACTOR, HELD, HeldBody, buffers_full, time_for, too_many, too_slow
+from chairlift.server.http.buffered import HeldBody, buffers_full, too_many
+from chairlift.server.http.exchange import DRAIN_FACTOR, HELD, time_for, too_slow
 
 _FORM = b"multipart/form-data"
 _FILE = "file"
@@ -32,16 +33,19 @@ _TURNED_AWAY_BYTES = 2**20
 
 
 class Upload:
-    """Takes a body in, and its file to `path`; `fields` are those that `known` names. `discard` undoes it.
+    """Takes in a tenant's body, and its file to `path`; `fields` are those that `known` names. `discard` undoes it.
 
     What is wrong is said at the end, when the client listens; whatever comes till then is dropped.
     """
 
-    def __init__(self, folder: Folder, path: Path, config: ServerConfig, known: frozenset[str]) -> None:
+    def __init__(
+        self, folder: Folder, path: Path, config: ServerConfig, known: frozenset[str], tenant: str | None = None
+    ) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.size = 0
         self._folder, self._path, self._config, self._known = folder, path, config, known
+        self._tenant = tenant
         self._refusal: ApiError | None = None
         self._fd: int | None = None
         self._header: tuple[bytes, bytes] = (b"", b"")
@@ -52,19 +56,22 @@ class Upload:
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._ended = False
+        self._delimiter = b""
         self._received = 0
         self._waited = 0.0
 
     async def receive(self, request: Request) -> None:
         """Read the whole body. Raises ApiError: 400, 408, 413, 415, 429, 499 or 507."""
-        if self._folder.uploads >= self._config.max_uploads:
+        uploads = self._folder.uploads
+        if not has_room(uploads, self._config.max_uploads, self._tenant):
+            count = uploads.total()
             more = await self._drop_body(request)
-            raise too_many("uploads", self._config.max_uploads, "max_uploads", close=more)
-        self._folder.uploads += 1
+            raise too_many("uploads", count, "max_uploads", close=more)
+        uploads[self._tenant] += 1
         try:
             await self._receive(request)
         finally:
-            self._folder.uploads -= 1
+            uploads[self._tenant] -= 1
 
     async def _drop_body(self, request: Request) -> bool:
         """Read the body of an upload that is refused at its head; return whether there is more of it than that."""
@@ -81,6 +88,7 @@ class Upload:
             if await self._drop_body(request):
                 error.headers["Connection"] = "close"
             raise
+        self._delimiter = b"\r\n--" + boundary
         parser = MultipartParser(
             boundary,
             {
@@ -116,7 +124,7 @@ class Upload:
         """Take back whatever was written."""
         self._close()
         self._path.unlink(missing_ok=True)
-        self._folder.used -= self.size
+        self._folder.used[self._tenant] -= self.size
         self.size = 0
 
     async def _next(self, request: Request) -> tuple[bytes, bool]:
@@ -143,6 +151,10 @@ class Upload:
 
     async def _take(self, parser: MultipartParser, chunk: bytes) -> None:
         try:
+            # What is only like the end of a part keeps the parser busy.
+            if chunk.count(self._delimiter) > len(self._known) + 2:
+                message = "lines of the file begin with the boundary, which may be between parts alone: choose another"
+                raise ApiError(400, message, code="invalid_multipart")
             parser.write(chunk)
             if self._buffered >= _WRITE_BYTES:
                 await self._write(self._flush)
@@ -218,11 +230,12 @@ class Upload:
         if self.size + more > config.max_file_bytes:
             problem = f"the file is larger than the limit of {config.max_file_bytes} bytes (max_file_bytes)"
             raise ApiError(413, problem, _FILE, "file_too_large")
-        if folder.used + more > config.max_files_bytes:
-            problem = f"all files together may have {config.max_files_bytes} bytes (max_files_bytes): delete some"
+        if not has_room(folder.used, config.max_files_bytes, self._tenant, more):
+            limit = f"all files together may have {config.max_files_bytes} bytes (max_files_bytes)"
+            problem = f"{limit}, and those of one key no more than are left free: delete some"
             raise ApiError(413, problem, _FILE, "storage_limit_exceeded")
         self.size += more
-        folder.used += more
+        folder.used[self._tenant] += more
 
     # The disk
 

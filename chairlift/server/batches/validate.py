@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest, clip
 from chairlift.jobs.lines import JsonLines, Line, parse_batch_line
 from chairlift.server.batches.endpoints import BatchEndpoint
@@ -35,11 +36,12 @@ class Validation:
     is the one that all lines name, if they name one.
     """
 
-    def __init__(self, path: Path, endpoint: BatchEndpoint, max_lines: int) -> None:
+    def __init__(self, path: Path, endpoint: BatchEndpoint, config: ServerConfig) -> None:
         self.lines = 0
         self.problems: list[Problem] = []
         self.model: str | None = None
-        self._path, self._endpoint, self._max_lines = path, endpoint, max_lines
+        self._path, self._endpoint, self._max_lines = path, endpoint, config.max_batch_lines
+        self._max_line_bytes = endpoint.max_line_bytes(config)
         self._seen: dict[bytes, int] = {}
         self._first: int | None = None
         self._blank = 0
@@ -48,7 +50,7 @@ class Validation:
         """Go through all of it, unless told to end; whether it came to an end. Raises JobError if it can't be read."""
         if not self._endpoint.bodies_name_models:
             self._check_failure(None, None)
-        reader = await asyncio.to_thread(JsonLines, self._path, parse_batch_line)
+        reader = await asyncio.to_thread(JsonLines, self._path, parse_batch_line, self._max_line_bytes)
         try:
             while not ending.is_set():
                 window = await asyncio.to_thread(reader.read, _WINDOW_LINES, _WINDOW_BYTES)

@@ -54,7 +54,8 @@ class AppClient:
 
         def reply(status: int, headers: Mapping[str, str], body: bytes) -> None:
             if not future.done():
-                future.set_result(Reply(status, [(k.lower().encode(), v.encode()) for k, v in headers.items()], body))
+                given = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+                future.set_result(Reply(status, [(b"content-type", _JSON), *given], body))
 
         hang_up = self._direct.take(scope, body, reply)
         return None if hang_up is None else _or_hang_up(future, hang_up)

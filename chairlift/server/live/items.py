@@ -9,7 +9,7 @@ from chairlift.server.live.model_look import LogReader, ModelLook, Tally, Tenant
 from chairlift.server.live.slot_board import MOST_BARS, SHOWN_S, Bar, SlotBoard
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.request_view import WHY_WAITING
+from chairlift.server.requests.request_view import WHY_WAITING
 
 # Items that are looked at for one that waits.
 _MOST_ITEMS = 64

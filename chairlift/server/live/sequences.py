@@ -6,8 +6,8 @@ from chairlift.engine.sequences.messages import EngineStats
 from chairlift.server.live.model_look import LogReader, ModelLook, Tally, TenantLoad, look_of
 from chairlift.server.live.slot_board import Bar, SlotBoard
 from chairlift.server.models.request_log import EndedRequest
-from chairlift.server.models.request_view import WHY_WAITING
 from chairlift.server.models.sequence_service import Sample, SequenceService
+from chairlift.server.requests.request_view import WHY_WAITING
 
 
 class SequenceWatch:

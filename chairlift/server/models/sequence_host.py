@@ -44,17 +44,17 @@ class SequenceHost:
         If it can't be read, `wait_ready` says so.
         """
         from chairlift.server.models.sequence_service import SequenceService
+        from chairlift.text.model_dialect import ModelDialect, model_dialect_of
         from chairlift.text.sampling_defaults import sampling_defaults
-        from chairlift.text.speech import Speech, speech_of
         from chairlift.text.tokenizer import Tokenizer
 
         tokenizer: Tokenizer | None = None
-        speech = Speech()
+        model_dialect = ModelDialect()
         try:
             if self._config.generation_config == "auto":
                 self._sampling_defaults = sampling_defaults(Path(self._config.model))
             tokenizer = Tokenizer.from_folder(self._config.model)
-            speech = speech_of(tokenizer, self._config.tool_dialect)
+            model_dialect = model_dialect_of(tokenizer, self._config.tool_dialect)
             with contextlib.suppress(InvalidRequest):
                 tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "hello"}]))
         except Exception as error:
@@ -66,7 +66,7 @@ class SequenceHost:
             self._server,
             self.served.share.version,
             self._config.slots,
-            speech,
+            model_dialect,
             self._sampling_defaults,
         )
 

@@ -31,7 +31,7 @@ from chairlift.server.models.request_log import EndedRequest, RequestLog
 from chairlift.server.models.request_size import count_sequences
 from chairlift.server.models.sequence_client_view import SequenceClientView
 from chairlift.text.detokenize import TextStream, stop_automaton
-from chairlift.text.speech import Speech
+from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.stop import StopAutomaton
 from chairlift.text.tokenizer import ChatPrompt, Tokenizer
 
@@ -64,7 +64,7 @@ class SequenceOptions(NamedTuple):
 
 
 class SequenceService:
-    """One language model and its front. `slots` sequences may run at once; `speech` is how it writes its replies.
+    """One language model and its front. At most `slots` sequences run at once; it writes replies in `model_dialect`.
 
     `sampling_defaults` hold for requests that say nothing else. One without a tokenizer serves nobody. Who records what
     comes is among the `recorders`, who wants spans of what ends `spans`.
@@ -80,11 +80,11 @@ class SequenceService:
         config: ServerConfig,
         version: str = "1",
         slots: int = 64,
-        speech: Speech | None = None,
+        model_dialect: ModelDialect | None = None,
         sampling_defaults: Mapping[str, Any] = {},
     ) -> None:
         self.client = client
-        self.speech = speech or Speech()
+        self.model_dialect = model_dialect or ModelDialect()
         self.sampling_defaults = sampling_defaults
         self._tokenizer = tokenizer
         self.name = model

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from chairlift.core.sequences.request import SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
+from chairlift.server.conversations.at_once import at_once
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import DONE, PartStream, off_loop, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
-from chairlift.server.models.at_once import at_once
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService, close_all, pieces
 from chairlift.server.openai.body_types import CommonBody, StreamOptions
 from chairlift.text.tokenizer import Tokenizer

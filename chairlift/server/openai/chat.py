@@ -11,10 +11,10 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.core.sequences.request import MAX_LOGPROBS, SamplingParams, TokenLogprob
 from chairlift.errors import InvalidRequest
+from chairlift.server.conversations.conversation import Conversation, Tool, ToolChoice, open_conversation
+from chairlift.server.conversations.reply_steps import reasoning_tokens
 from chairlift.server.http.exchange import encode_line, in_turn, new_id, read_body, terms_of
-from chairlift.server.models.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.reply_steps import reasoning_tokens
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, named_logprobs

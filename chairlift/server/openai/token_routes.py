@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
+from chairlift.server.conversations.conversation import Conversation, open_conversation
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, in_turn, off_loop, read_body
-from chairlift.server.models.conversation import Conversation, open_conversation
 from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.openai.body_types import Int, ToolBody

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from chairlift.errors import DeadlineExceeded
+from chairlift.server.conversations.conversation import OpenConversation
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.tenants import Tenant
-from chairlift.server.models.conversation import OpenConversation
 from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.responses.event_log import EventLog
 from chairlift.server.responses.response_answer import ResponseAnswer, ResponseDocument, encode_document

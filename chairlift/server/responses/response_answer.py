@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.core.finished import FinishReason
+from chairlift.server.conversations.conversation import OpenConversation
+from chairlift.server.conversations.reply_steps import EarlyParts, reasoning_tokens, reply_steps
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, PartStream, encode_line, off_loop, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
-from chairlift.server.models.conversation import OpenConversation
-from chairlift.server.models.reply_steps import EarlyParts, reasoning_tokens, reply_steps
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
 from chairlift.server.responses.output_items import ItemEvent, OutputItems, TextLogprobs
 from chairlift.text.reply import ContentPart, ReplyPart

@@ -13,6 +13,8 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
+from chairlift.server.conversations.conversation import Conversation, OpenConversation, Tool
+from chairlift.server.conversations.reply_steps import open_named, reply_options
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import (
     PartStream,
@@ -28,9 +30,7 @@ from chairlift.server.http.exchange import (
 )
 from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.http.tenants import TENANT
-from chairlift.server.models.conversation import Conversation, OpenConversation, Tool
 from chairlift.server.models.registry import models_of
-from chairlift.server.models.reply_steps import open_named, reply_options
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.responses.background_run import NewResponse
 from chairlift.server.responses.event_log import EventLog
@@ -183,7 +183,7 @@ def _read(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         grammar=_grammar(body),
         # Clients name one for every model; where there are no degrees there is none to choose.
-        reasoning_effort=effort if service.speech.takes_effort or effort == "none" else None,
+        reasoning_effort=effort if service.model_dialect.takes_effort or effort == "none" else None,
     )
     return _Ask(items, tools, conversation, all_items)
 

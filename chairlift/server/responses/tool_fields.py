@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
-from chairlift.server.models.conversation import Tool, ToolChoice
+from chairlift.server.conversations.conversation import Tool, ToolChoice
 from chairlift.server.responses.response_body import TypedObject
 
 

@@ -7,10 +7,10 @@ import msgspec
 
 from chairlift.core.sequences.request import Unservable, check_fits
 from chairlift.errors import InvalidRequest
+from chairlift.server.conversations.conversation import Conversation, OpenConversation
+from chairlift.server.conversations.reply_steps import open_named
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import off_loop
-from chairlift.server.models.conversation import Conversation, OpenConversation
-from chairlift.server.models.reply_steps import open_named
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.responses.input_items import messages_of
 from chairlift.server.responses.response_body import ResponseItem

@@ -13,8 +13,8 @@ _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quan
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """The layout of packed projections, whose tensors are described in `runners/packed_weights.py`.
+class QuantizationConfig:
+    """The layout of packed projections, whose tensors are described in `runners/quantized_weights.py`.
 
     `bits` of a number, and how many of one output share a scale: `group` (None: all). `zero_offset` is added to zero
     points. `block` is the shape of what shares a scale in fp8. Of the last three what a layout does not need is unset.
@@ -27,7 +27,7 @@ class Packing:
     block: tuple[int, int] | None = None
 
 
-def parse_packing(raw: Mapping[str, Any]) -> Packing | None:
+def parse_quantization(raw: Mapping[str, Any]) -> QuantizationConfig | None:
     """Read `quantization_config` of a parsed config.json, None if there is none.
 
     Raises UnsupportedModel naming the field that asks for something that is not read.
@@ -79,25 +79,25 @@ def _group(given: Mapping[str, Any]) -> int | None:
     return size
 
 
-def _gptq(given: Mapping[str, Any]) -> Packing:
+def _gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     _refuse(given, dynamic={})
     form = given.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"quantization_config: checkpoint_format {form!r} is not read; gptq and gptq_v2 are")
     # The first version holds zero points less one.
-    return Packing("gptq", _bits(given, 2, 4, 8), _group(given), 1 if form == "gptq" else 0)
+    return QuantizationConfig("gptq", _bits(given, 2, 4, 8), _group(given), 1 if form == "gptq" else 0)
 
 
-def _awq(given: Mapping[str, Any]) -> Packing:
+def _awq(given: Mapping[str, Any]) -> QuantizationConfig:
     version = given.get("version", "gemm")
     if not isinstance(version, str) or version.lower() != "gemm":
         raise UnsupportedModel(f"quantization_config: version {version!r} of awq is not read; gemm is")
-    return Packing("awq", _bits(given, 4), _group(given))
+    return QuantizationConfig("awq", _bits(given, 4), _group(given))
 
 
-def _fp8(given: Mapping[str, Any]) -> Packing:
+def _fp8(given: Mapping[str, Any]) -> QuantizationConfig:
     _refuse(given, fmt="e4m3")
-    return Packing("fp8", 8, block=_block(given, "weight_block_size"))
+    return QuantizationConfig("fp8", 8, block=_block(given, "weight_block_size"))
 
 
 def _block(given: Mapping[str, Any], name: str) -> tuple[int, int] | None:
@@ -109,7 +109,7 @@ def _block(given: Mapping[str, Any], name: str) -> tuple[int, int] | None:
     return block[0], block[1]
 
 
-def _compressed(given: Mapping[str, Any]) -> Packing:
+def _compressed(given: Mapping[str, Any]) -> QuantizationConfig:
     _refuse(given, kv_cache_scheme={}, transform_config={})
     form, sparsity = given.get("format", "dense"), _object(given, "sparsity_config")
     if form not in _COMPRESSED:
@@ -127,4 +127,4 @@ def _compressed(given: Mapping[str, Any]) -> Packing:
         blocks.add(_block(weights, "block_structure"))
     if len(blocks) > 1:
         raise UnsupportedModel("quantization_config: more than one block_structure is not read")
-    return Packing("compressed", min(bits, default=8), block=blocks.pop() if blocks else None)
+    return QuantizationConfig("compressed", min(bits, default=8), block=blocks.pop() if blocks else None)

@@ -14,9 +14,9 @@ from chairlift.plan.what_if_process import MOST_S
 from chairlift.runners.host_cpus import usable_cpus
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.registry import Models
-from chairlift.server.models.seen import WINDOW_S, lately, past_of
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.models.twin import Question, Twin
+from chairlift.server.twin.past_traffic import WINDOW_S, lately, past_of
+from chairlift.server.twin.twin import Question, Twin
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from chairlift.core.sequences.request import SamplingParams, Start, StepResult
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower, TrialKind
-from chairlift.runners.decoder.look_ahead import LookAhead
-from chairlift.runners.decoder.ruling import Ruling
+from chairlift.runners.grammars.grammar import CompiledGrammar, Follower, TrialKind
+from chairlift.runners.grammars.grammar_choices import GrammarChoices
+from chairlift.runners.grammars.look_ahead import LookAhead
 from chairlift.runners.low_priority import while_waiting
 
 # Seconds that a step waits for what is allowed, and the part of them where there are others in the step, for whom that
@@ -34,7 +34,7 @@ _IN_A_ROW = 0.001
 _WAIT_FOR_FORCED = 0.01
 
 
-class RuledRows:
+class GrammarRows:
     """Followers by row. What a step gives them goes into its result; who is late computes its last token again."""
 
     def __init__(self, tries: bool, tries_best: bool) -> None:
@@ -142,11 +142,11 @@ class RuledRows:
     def __contains__(self, row: int) -> bool:
         return row in self._followers
 
-    def ruling(self, rows: Sequence[int]) -> Ruling | None:
+    def choices(self, rows: Sequence[int]) -> GrammarChoices | None:
         """What rows may choose; None if none of them follows a grammar."""
         if not any(row in self._followers for row in rows):
             return None
-        return Ruling([self._followers.get(row) for row in rows])
+        return GrammarChoices([self._followers.get(row) for row in rows])
 
     def refuse(self, rows: Sequence[int], names: Sequence[str], result: StepResult) -> None:
         """Those whose tokens were tried in vain are late."""

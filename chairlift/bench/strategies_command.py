@@ -17,7 +17,7 @@ from chairlift.bench.report import bars, figures, markdown
 from chairlift.bench.strategies import run_strategy
 from chairlift.bench.workload import TimedRequest, jobs_of_trace, make_jobs
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.policy import POLICIES, readers_of
+from chairlift.core.sequences.strategy import STRATEGIES, readers_of
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
 from chairlift.hub.resolve import located
@@ -39,14 +39,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = kinds.add_parser(
         "strategies",
         help="the same model and requests under every batching strategy",
-        epilog="; ".join(f"{name}: {policy.about}" for name, policy in POLICIES.items()),
+        epilog="; ".join(f"{name}: {strategy.about}" for name, strategy in STRATEGIES.items()),
         formatter_class=HelpFormatter,
     )
     parser.set_defaults(run=main)
     parser.add_argument(
         "model", nargs="?", help="a Hugging Face folder, or a name of the Hub (default: the demo model)"
     )
-    parser.add_argument("--strategies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES))
     parser.add_argument("--slots", type=int, default=8, help="sequences that may run at once")
     parser.add_argument("--requests", type=int, default=400, help="how many to serve")
     parser.add_argument("--prompt-len", metavar="LENGTHS", help=f"{LENGTHS} (default: {_PROMPTS})")

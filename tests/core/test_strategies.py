@@ -1,7 +1,7 @@
 import pytest
 
 from chairlift.core.decision import Reason
-from chairlift.core.sequences.policy import POLICIES, Admission, make_policy
+from chairlift.core.sequences.strategy import STRATEGIES, Admission, make_strategy
 
 
 class Queue:
@@ -18,7 +18,7 @@ class Queue:
 
 
 def admission_of(strategy: str, waiting: Queue, running: int = 0, now: float = 0.0) -> Admission:
-    return make_policy(strategy, 4, 2.0).admit(waiting, running, now)
+    return make_strategy(strategy, 4, 2.0).admit(waiting, running, now)
 
 
 def test_none_has_one_slot() -> None:
@@ -82,5 +82,5 @@ def test_asking_again_at_the_moment_given_is_not_in_vain() -> None:
 
 
 def test_which_strategies_bind_their_members_together() -> None:
-    closed = {name for name in POLICIES if make_policy(name, 4, 1.0).closes_batch}
+    closed = {name for name in STRATEGIES if make_strategy(name, 4, 1.0).closes_batch}
     assert closed == {"static", "dynamic"}

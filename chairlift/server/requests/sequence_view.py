@@ -7,10 +7,11 @@ from itertools import islice
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
-from chairlift.core.sequences.policy import POLICIES
 from chairlift.core.sequences.standing import SequenceState, Standing
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.models.request_view import (
+from chairlift.server.models.sequence_service import Sample, SequenceService
+from chairlift.server.requests.request_view import (
     MOST_NAMED,
     WHY_WAITING,
     AheadView,
@@ -23,7 +24,6 @@ from chairlift.server.models.request_view import (
     request_of,
     without_others,
 )
-from chairlift.server.models.sequence_service import Sample, SequenceService
 
 # So many of a viewer's own sequences are looked for among those that are ahead of another.
 _MOST_OWN = 256
@@ -169,7 +169,7 @@ def _hints(ended: EndedRequest, config: SequenceConfig, show_cached: bool) -> li
 
 def _hint_of_wait(reason: str, seconds: float, config: SequenceConfig) -> HintView | None:
     """What a wait came from; None for one that no setting mends."""
-    waited, policy = f"it waited {seconds:.2f} s", POLICIES[config.strategy]
+    waited, strategy = f"it waited {seconds:.2f} s", STRATEGIES[config.strategy]
     continuous = 'with strategy = "continuous" it would have joined those that ran'
     hints = {
         Reason.BLOCKS: ("kv_cache_gb", "for room in the KV cache: with more of that it would have started sooner"),
@@ -182,9 +182,9 @@ def _hint_of_wait(reason: str, seconds: float, config: SequenceConfig) -> HintVi
         Reason.BATCH: ("batch_size", "for company: a smaller batch, or the dynamic strategy, would have left sooner"),
         Reason.SLOTS: ("strategy", f"until those that ran had ended: {continuous}"),
     }
-    if policy.slots_setting is not None and not policy.closes_batch:
+    if strategy.slots_setting is not None and not strategy.closes_batch:
         more = f"for one of {config.slots} places: with more it would have begun sooner, if the machine can carry them"
-        hints[Reason.SLOTS] = (policy.slots_setting, more)
+        hints[Reason.SLOTS] = (strategy.slots_setting, more)
     found = hints.get(Reason(reason))
     return None if found is None else HintView(found[0], round(seconds, 4), f"{waited} {found[1]}")
 

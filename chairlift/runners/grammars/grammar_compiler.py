@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from chairlift.runners.decoder.grammar import CompiledGrammar, GrammarError, GrammarTokenizer, first_line
-from chairlift.runners.decoder.stopwatch import LOOK_EVERY, MUCH, Stopwatch
+from chairlift.runners.grammars.grammar import CompiledGrammar, GrammarError, GrammarTokenizer, first_line
+from chairlift.runners.grammars.stopwatch import LOOK_EVERY, MUCH, Stopwatch
 from chairlift.runners.low_priority import Patience, hold_back, rest
 from chairlift.runners.thread_starter import STARTER, start_with_stack
 

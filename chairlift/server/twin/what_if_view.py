@@ -7,15 +7,15 @@ import msgspec
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.sequences.policy import POLICIES
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.what_if import Change, WhatIfAnswer
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.models.request_view import FasterView, WhatIfView
-from chairlift.server.models.seen import around, past_of
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.models.twin import Twin
+from chairlift.server.requests.request_view import FasterView, WhatIfView
+from chairlift.server.twin.past_traffic import around, past_of
+from chairlift.server.twin.twin import Twin
 
 # A change counts if it saves so much, and the twin is believed if it is no further off.
 _LEAST_SAVED, _BELIEVED = 0.1, 0.3
@@ -51,22 +51,22 @@ async def what_if(
 
 def _of_sequence(config: SequenceConfig, ended: EndedRequest) -> Iterator[_Alternative]:
     """Other settings of a language model, and another place of the request in its traffic."""
-    policy, slots, tokens = POLICIES[config.strategy], config.slots, config.max_num_batched_tokens
-    if policy.slots_setting is not None:
+    strategy, slots, tokens = STRATEGIES[config.strategy], config.slots, config.max_num_batched_tokens
+    if strategy.slots_setting is not None:
         for more in (2 * slots, 4 * slots):
             if more <= _MOST_SLOTS:
-                wanted = {policy.slots_setting: more, "max_num_batched_tokens": max(tokens, more)}
-                yield _setting(config, policy.slots_setting, more, wanted)
-    if policy.closes_batch or policy.slots_setting is None:
+                wanted = {strategy.slots_setting: more, "max_num_batched_tokens": max(tokens, more)}
+                yield _setting(config, strategy.slots_setting, more, wanted)
+    if strategy.closes_batch or strategy.slots_setting is None:
         most = slots if slots > 1 else _CONTINUOUS_SLOTS
         changed, words = with_strategy(config, "continuous", most), f"max_num_seqs = {most}"
         yield _Alternative(f'strategy = "continuous" and {words}', Change(config=changed), "strategy", "continuous")
     for other in (2 * tokens, tokens // 2):
         if slots <= other <= _MOST_TOKENS:
             yield _setting(config, "max_num_batched_tokens", other)
-    if "target_itl_ms" in policy.settings:
+    if "target_itl_ms" in strategy.settings:
         yield from _targets(config, ended)
-    if "max_wait_ms" in policy.settings and config.max_wait_ms:
+    if "max_wait_ms" in strategy.settings and config.max_wait_ms:
         yield _setting(config, "max_wait_ms", 0.0)
     missing = (ended.prompt_tokens or 0) - (ended.cached_tokens or 0)
     if config.enable_prefix_caching and missing > config.block_size:

@@ -33,7 +33,7 @@ _LAYERS_KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignConfig:
+class TransformersConfig:
     """What must be known before the model is loaded; all else is what transformers makes of the folder."""
 
     model_type: str
@@ -44,7 +44,7 @@ class ForeignConfig:
 
 
 @values_checked()
-def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
+def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     """Check a parsed config.json. Raises UnsupportedModel for what transformers can't have served here either."""
     name = raw.get("model_type")
     if not isinstance(name, str) or not name:
@@ -69,7 +69,7 @@ def parse_foreign(raw: Mapping[str, Any]) -> ForeignConfig:
     if not isinstance(raw.get("layers_block_type"), list):
         _first(raw, _LAYERS)
     recurrent = all(raw.get(name) is None for name in (*_POSITIONS, "num_attention_heads"))
-    return ForeignConfig(
+    return TransformersConfig(
         model_type=name,
         vocab_size=_first(raw, ("vocab_size",)),
         head_dim=_head_dim(raw),

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.units import seconds
 from chairlift.core.items.limits import BatchLimits
-from chairlift.core.sequences.policy import POLICIES, readers_of
+from chairlift.core.sequences.strategy import STRATEGIES, readers_of
 from chairlift.errors import ConfigError, InvalidRequest, clip
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.what_if import Change
@@ -74,7 +74,7 @@ def other_settings(service: SequenceService | ItemService, given: dict[str, Any]
     config, tuner = service.client.config, service.metrics.tuner
     if not given:
         return OtherSettings(None, _told_config(config), None)
-    slots = given.get(POLICIES[config.strategy].slots_setting or "", 0)
+    slots = given.get(STRATEGIES[config.strategy].slots_setting or "", 0)
     if tuner is not None and slots > config.max_num_batched_tokens:
         # So few tokens nobody has set: the tuner may have as many as were configured.
         given = {_TOKENS: min(slots, tuner.configured.max_num_batched_tokens)} | given
@@ -87,7 +87,7 @@ def configured_with(given: dict[str, Any], configured: SequenceConfig) -> Sequen
 
     Tokens that are given for the slots that there are now may be too few for those that were configured.
     """
-    slots = POLICIES[configured.strategy].slots_setting
+    slots = STRATEGIES[configured.strategy].slots_setting
     if slots is not None and given.get(_TOKENS, inf) < configured.slots:
         given = {slots: given[_TOKENS]} | given
     return msgspec.structs.replace(configured, **given)
@@ -95,8 +95,8 @@ def configured_with(given: dict[str, Any], configured: SequenceConfig) -> Sequen
 
 def _changed_config(config: SequenceConfig, given: dict[str, Any]) -> SequenceConfig:
     strategy = given.get("strategy", config.strategy)
-    if strategy not in POLICIES:
-        problem = f"strategy must be one of {', '.join(POLICIES)}, got {clip(strategy, 100)!r}"
+    if strategy not in STRATEGIES:
+        problem = f"strategy must be one of {', '.join(STRATEGIES)}, got {clip(strategy, 100)!r}"
         raise InvalidRequest(problem, "strategy")
     for name in given:
         readers = readers_of(name)

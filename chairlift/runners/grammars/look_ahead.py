@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from chairlift.runners.decoder.grammar import CompiledGrammar, Follower
-from chairlift.runners.decoder.stopwatch import LOOK_EVERY, MUCH, Stopwatch
+from chairlift.runners.grammars.grammar import CompiledGrammar, Follower
+from chairlift.runners.grammars.stopwatch import LOOK_EVERY, MUCH, Stopwatch
 from chairlift.runners.low_priority import Patience, hold_back
 from chairlift.runners.thread_starter import STARTER
 

@@ -13,9 +13,9 @@ from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.call_grammar import ReasoningStart, ReplyShape, reply_grammar
 from chairlift.text.chat_template import TooSlow
 from chairlift.text.dialect import NAME, Dialect
+from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.reply import ReplyReader
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
-from chairlift.text.speech import Speech
 from chairlift.text.structured import check_size
 
 # As many as OpenAI takes.
@@ -77,17 +77,19 @@ class OpenConversation(msgspec.Struct):
 
 async def open_conversation(service: SequenceService, conversation: Conversation) -> OpenConversation:
     """Render and tokenize. Raises InvalidRequest for what this model's template or dialect can't say."""
-    speech = service.speech
-    if not speech.spells and _is_plain(conversation):
+    model_dialect = service.model_dialect
+    if not model_dialect.spells and _is_plain(conversation):
         prompt_ids, _ = await _prompt(service, conversation)
         return OpenConversation(prompt_ids, conversation.grammar, None)
     check_tools(conversation)
     if conversation.tool_choice.mode == "none":
         conversation = msgspec.structs.replace(conversation, tools=[])
-    _check_speech(speech, conversation)
-    conversation = msgspec.structs.replace(conversation, template_arguments=_arguments(speech, conversation))
+    _check_dialect(model_dialect, conversation)
+    conversation = msgspec.structs.replace(conversation, template_arguments=_arguments(model_dialect, conversation))
     prompt_ids, reasoning = await _prompt(service, conversation)
-    return await off_loop(_grammar_size(conversation), lambda: _opened(speech, conversation, prompt_ids, reasoning))
+    return await off_loop(
+        _grammar_size(conversation), lambda: _opened(model_dialect, conversation, prompt_ids, reasoning)
+    )
 
 
 def _is_plain(conversation: Conversation) -> bool:
@@ -109,11 +111,13 @@ def _grammar_size(conversation: Conversation) -> int:
 
 
 def _opened(
-    speech: Speech, conversation: Conversation, prompt_ids: list[int], reasoning: ReasoningStart
+    model_dialect: ModelDialect, conversation: Conversation, prompt_ids: list[int], reasoning: ReasoningStart
 ) -> OpenConversation:
     """The conversation in the model's dialect, if one is known."""
-    tools = _callable_tools(conversation) if speech.dialect is not None and speech.dialect.tool_calls else {}
-    if speech.dialect is None or speech.markers is None or not (tools or speech.spells):
+    tools = (
+        _callable_tools(conversation) if model_dialect.dialect is not None and model_dialect.dialect.tool_calls else {}
+    )
+    if model_dialect.dialect is None or model_dialect.markers is None or not (tools or model_dialect.spells):
         return OpenConversation(prompt_ids, conversation.grammar, None)
     reply = ReplyShape(
         tools=tools,
@@ -122,21 +126,21 @@ def _opened(
         parallel=conversation.parallel_tool_calls and conversation.tool_choice.name is None,
         answer=conversation.grammar,
         reasoning=reasoning,
-        thinking_tokens=_thinking_tokens(speech, conversation),
+        thinking_tokens=_thinking_tokens(model_dialect, conversation),
         continues=conversation.continue_final_message,
     )
     try:
-        grammar = reply_grammar(speech.dialect, speech.tokens, reply)
+        grammar = reply_grammar(model_dialect.dialect, model_dialect.tokens, reply)
     except ValueError as error:
         raise InvalidRequest(str(error), "tools" if tools else "thinking_token_budget") from None
     if tools and grammar is not None:
         check_size(grammar, "tools")
-    markers = DialectMarkers(speech.dialect, tools) if tools else speech.markers
+    markers = DialectMarkers(model_dialect.dialect, tools) if tools else model_dialect.markers
 
     def make_reader() -> ReplyReader:
         return DialectReader(markers, reasoning == "open", reply.thinking_tokens is not None)
 
-    return OpenConversation(prompt_ids, grammar, make_reader, speech.shown(bool(tools)))
+    return OpenConversation(prompt_ids, grammar, make_reader, model_dialect.shown(bool(tools)))
 
 
 def check_tools(conversation: Conversation) -> None:
@@ -161,54 +165,56 @@ def check_tools(conversation: Conversation) -> None:
         raise InvalidRequest(f"tool_choice names {choice.name[:80]!r}, which is none of the tools", "tool_choice")
 
 
-def _check_speech(speech: Speech, conversation: Conversation) -> None:
+def _check_dialect(model_dialect: ModelDialect, conversation: Conversation) -> None:
     """Refuse what the model's template and dialect have no words for."""
-    if conversation.tools and not speech.takes_tools:
+    if conversation.tools and not model_dialect.takes_tools:
         raise InvalidRequest("this model's chat template has no place for tools", "tools")
-    if conversation.tool_choice.mode == "required" and (speech.dialect is None or not speech.dialect.tool_calls):
+    if conversation.tool_choice.mode == "required" and (
+        model_dialect.dialect is None or not model_dialect.dialect.tool_calls
+    ):
         message = "tool_choice can't be kept to: it is not known how this model writes calls; the server's setting"
         raise InvalidRequest(f"{message} tool_dialect can name it", "tool_choice")
     if conversation.thinking_tokens is not None:
         if conversation.thinking_tokens < 0:
             raise InvalidRequest("thinking_token_budget must not be negative", "thinking_token_budget")
-        if not speech.reasons:
+        if not model_dialect.reasons:
             raise InvalidRequest(
                 "thinking_token_budget: it is not known how this model reasons", "thinking_token_budget"
             )
-    if conversation.thinking and not can_reason(speech):
+    if conversation.thinking and not can_reason(model_dialect):
         raise InvalidRequest("enable_thinking: it is not known how this model reasons", "enable_thinking")
 
 
-def can_reason(speech: Speech) -> bool:
+def can_reason(model_dialect: ModelDialect) -> bool:
     """Whether it is known how the model reasons, or that it does."""
-    return speech.reasons or speech.switch is not None
+    return model_dialect.reasons or model_dialect.switch is not None
 
 
 def _thinks(conversation: Conversation) -> bool | None:
     return False if conversation.reasoning_effort == "none" else conversation.thinking
 
 
-def _thinking_tokens(speech: Speech, conversation: Conversation) -> int | None:
+def _thinking_tokens(model_dialect: ModelDialect, conversation: Conversation) -> int | None:
     """The bound of the reasoning; where a template can't turn it off, the grammar does."""
-    if _thinks(conversation) is False and speech.switch is None and speech.reasons:
+    if _thinks(conversation) is False and model_dialect.switch is None and model_dialect.reasons:
         return 0
     return conversation.thinking_tokens
 
 
-def _arguments(speech: Speech, conversation: Conversation) -> dict[str, Any]:
+def _arguments(model_dialect: ModelDialect, conversation: Conversation) -> dict[str, Any]:
     """What the template gets beside the messages."""
     arguments, effort = dict(conversation.template_arguments), conversation.reasoning_effort
     if conversation.tools:
         arguments["tools"] = [_described(tool) for tool in conversation.tools]
     if effort is not None and effort != "none":
-        if speech.takes_effort:
+        if model_dialect.takes_effort:
             arguments.setdefault("reasoning_effort", effort)
-        elif can_reason(speech):  # one that does not has no effort to choose
+        elif can_reason(model_dialect):  # one that does not has no effort to choose
             message = "reasoning_effort must be none, or left out: this model's chat template knows no degrees of it"
             raise InvalidRequest(message, "reasoning_effort")
     thinks = _thinks(conversation)
-    if thinks is not None and speech.switch is not None:
-        arguments.setdefault(speech.switch, thinks)
+    if thinks is not None and model_dialect.switch is not None:
+        arguments.setdefault(model_dialect.switch, thinks)
     return arguments
 
 
@@ -242,13 +248,17 @@ async def _prompt(service: SequenceService, conversation: Conversation) -> tuple
 
 
 def _encode(service: SequenceService, conversation: Conversation, quick: bool) -> tuple[list[int], ReasoningStart]:
-    speech = service.speech
-    messages = conversation.messages if speech.dialect is None else _adapted(conversation.messages, speech.dialect)
+    model_dialect = service.model_dialect
+    messages = (
+        conversation.messages
+        if model_dialect.dialect is None
+        else _adapted(conversation.messages, model_dialect.dialect)
+    )
     arguments = conversation.template_arguments
     generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
     prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues)
     prompt_ids = service.encode_chat(prompt)
-    reasoning = speech.reasoning_start(prompt.text) if speech.spells else "closed"
+    reasoning = model_dialect.reasoning_start(prompt.text) if model_dialect.spells else "closed"
     return prompt_ids, "closed" if continues and reasoning == "maybe" else reasoning
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.packing import Packing
+from chairlift.folders.quantization_config import QuantizationConfig
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD = 32
@@ -34,10 +34,10 @@ MatrixShape = tuple[int, int]
 _FLOAT8 = torch.float8_e4m3fn
 
 
-class PackedWeights:
+class QuantizedWeights:
     """Reads packed projections among the tensors of a folder. Raises UnsupportedModel naming the tensor at fault."""
 
-    def __init__(self, packing: Packing, names: Collection[str], get: Callable[[str], Tensor]) -> None:
+    def __init__(self, packing: QuantizationConfig, names: Collection[str], get: Callable[[str], Tensor]) -> None:
         """`get` reads a tensor of these names."""
         self._packing, self._names, self._get = packing, names, get
         self._unpack: Callable[[str, MatrixShape], Tensor] = {

@@ -16,10 +16,10 @@ import msgspec
 from chairlift import __version__
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
-from chairlift.server.models.item_view import live_items
 from chairlift.server.models.registry import ModelService
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import Sample, SequenceService
+from chairlift.server.requests.item_view import live_items
 
 # About what one event takes, in characters.
 _EVENT_SIZE = 150

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from chairlift.ops.base import Allowed
-from chairlift.runners.decoder.grammar import Follower
+from chairlift.runners.grammars.grammar import Follower
 
 
-class Ruling:
+class GrammarChoices:
     """R rows of a step, of which those at `tried` choose by trial, and others from what is known to be allowed."""
 
     def __init__(self, followers: Sequence[Follower | None]) -> None:

@@ -21,7 +21,7 @@ _CODE = re.compile(r"\{[%{].*?([%}]\}|\Z)", re.DOTALL)
 _STRINGS = {marks: re.compile(rf"([{marks}])(?:(?!\1)[^\\]|\\.)*(\1)?", re.DOTALL) for marks in ("'\"", "'", '"')}
 
 
-class Speech(msgspec.Struct, frozen=True, kw_only=True):
+class ModelDialect(msgspec.Struct, frozen=True, kw_only=True):
     """A model's dialect, None if it has none that is known, and what its chat template takes.
 
     `switch` is the template's argument that turns reasoning on or off. `tokens` are those of the markers that are
@@ -65,7 +65,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True):
         return self.shown_with_tools if tools else self.shown_without
 
 
-def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
+def model_dialect_of(tokenizer: Tokenizer, name: str = "auto") -> ModelDialect:
     """How a model writes: in the dialect that the setting names, or by its response template or chat template."""
     source = tokenizer.chat_template.source
     # None is rendered that has so many characters by itself.
@@ -75,7 +75,7 @@ def speech_of(tokenizer: Tokenizer, name: str = "auto") -> Speech:
     dialect = dialect or find_dialect(source, name)
     code = _code_of(source)
     special = tokenizer.vocabulary.special
-    return Speech(
+    return ModelDialect(
         dialect=dialect,
         takes_tools=_has(code, "tools"),
         takes_effort=_is_given(code, "reasoning_effort"),

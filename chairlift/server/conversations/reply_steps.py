@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from chairlift.core.sequences.request import TokenLogprob
 from chairlift.errors import InvalidRequest
+from chairlift.server.conversations.at_once import at_once
+from chairlift.server.conversations.conversation import Conversation, OpenConversation, open_conversation
 from chairlift.server.http.exchange import off_loop
 from chairlift.server.http.part_writer import PartWriter
-from chairlift.server.models.at_once import at_once
-from chairlift.server.models.conversation import Conversation, OpenConversation, open_conversation
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceOptions, SequenceService, pieces
 from chairlift.text.reply import ContentPart, ReplyPart
 

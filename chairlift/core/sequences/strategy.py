@@ -1,4 +1,4 @@
-"""The batching strategies: a strategy is one class here and one row in `POLICIES`, and nothing elsewhere names it."""
+"""The batching strategies: a strategy is one class here and one row in `STRATEGIES`, and nothing elsewhere names it."""
 
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ class Admission(NamedTuple):
 
 
 class WaitingView(Protocol):
-    """What a policy may look at: how many wait, since when, and whether nobody else will come."""
+    """What a strategy may look at: how many wait, since when, and whether nobody else will come."""
 
     closed: bool
 
@@ -26,13 +26,13 @@ class WaitingView(Protocol):
         ...
 
 
-class Policy:
+class Strategy:
     """When waiting sequences are admitted, and how many run at once: `slots`. `max_wait` is in seconds.
 
     A class says in a few words `about` when it admits. Of the settings of a model, `slots_setting` has the number of
-    slots (None: there is one), and `settings` are others that have an effect; a setting that any policy names has none
-    under those that do not name it. Where `closes_batch`, those who are admitted together stay together: nobody else
-    is until the last of them has finished.
+    slots (None: there is one), and `settings` are others that have an effect; a setting that any strategy names has
+    none under those that do not name it. Where `closes_batch`, those who are admitted together stay together: nobody
+    else is until the last of them has finished.
     """
 
     about: ClassVar[str]
@@ -49,7 +49,7 @@ class Policy:
         raise NotImplementedError
 
 
-class NoBatching(Policy):
+class NoBatching(Strategy):
     """One rider at a time."""
 
     about = "one request at a time"
@@ -60,7 +60,7 @@ class NoBatching(Policy):
         return Admission(1 - running, detail="one request at a time, and one is running")
 
 
-class Static(Policy):
+class Static(Strategy):
     """The cable car: leaves when every seat is taken, or when the line has closed."""
 
     about = "a full batch at a time, however long that takes to come together"
@@ -76,7 +76,7 @@ class Static(Policy):
         return Admission(0, Reason.BATCH, f"{len(waiting)} of {self.slots} requests have come")
 
 
-class Dynamic(Policy):
+class Dynamic(Strategy):
     """The gondola: leaves when it is full, or when its oldest rider has waited `max_wait` seconds.
 
     Membership is bound when the car is free, never before (late binding), so the window may long have passed by then.
@@ -101,7 +101,7 @@ class Dynamic(Policy):
         return Admission(0, Reason.WINDOW, detail, ask_again=leaves)
 
 
-class Continuous(Policy):
+class Continuous(Strategy):
     """The chairlift: never stops; riders get on and off at every chair."""
 
     about = "at any step, whenever a slot is free"
@@ -113,7 +113,7 @@ class Continuous(Policy):
         return Admission(self.slots - running, detail=f"all {self.slots} slots are taken")
 
 
-POLICIES: dict[str, type[Policy]] = {
+STRATEGIES: dict[str, type[Strategy]] = {
     "none": NoBatching,
     "static": Static,
     "dynamic": Dynamic,
@@ -121,14 +121,14 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def make_policy(strategy: str, slots: int, max_wait: float) -> Policy:
-    """Return the policy for a strategy's name; `max_wait` in seconds. Raises ValueError naming the known strategies."""
-    if strategy not in POLICIES:
-        raise ValueError(f"unknown strategy {strategy!r}: one of {', '.join(POLICIES)}")
-    policy = POLICIES[strategy]
-    return policy(slots if policy.slots_setting else 1, max_wait)
+def make_strategy(name: str, slots: int, max_wait: float) -> Strategy:
+    """Return the strategy of a name; `max_wait` in seconds. Raises ValueError naming the known strategies."""
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}: one of {', '.join(STRATEGIES)}")
+    strategy = STRATEGIES[name]
+    return strategy(slots if strategy.slots_setting else 1, max_wait)
 
 
 def readers_of(setting: str) -> list[str]:
     """Return the strategies under which a setting has an effect; none if that does not depend on the strategy."""
-    return [name for name, policy in POLICIES.items() if setting in (policy.slots_setting, *policy.settings)]
+    return [name for name, strategy in STRATEGIES.items() if setting in (strategy.slots_setting, *strategy.settings)]

@@ -11,7 +11,7 @@ from chairlift.core.items.scheduler import ItemScheduler
 from chairlift.core.sequences.overload import Foreseen, ForeseenMoment
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.models.request_view import (
+from chairlift.server.requests.request_view import (
     MOST_NAMED,
     WHY_WAITING,
     AheadView,

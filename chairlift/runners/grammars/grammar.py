@@ -22,7 +22,7 @@ from chairlift.errors import clip
 from chairlift.folders.end_tokens import end_token_ids, special_tokens
 from chairlift.folders.model_json import read_object
 from chairlift.ops.base import Int32s
-from chairlift.runners.decoder.leeway import FreeText, Leeway, PlainTokens
+from chairlift.runners.grammars.leeway import FreeText, Leeway, PlainTokens
 from chairlift.runners.sequences import GRAMMAR_PART
 
 # Tokens that follow from a grammar and are found at once. Whatever else does is chosen as any token is.

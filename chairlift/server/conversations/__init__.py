@@ -1,0 +1,1 @@
+"""What the OpenAI, Anthropic and Responses routes share: a conversation, and its reply step by step."""

@@ -1,0 +1,1 @@
+"""What is told of single requests: where they are, why, and the timeline of the last minute."""
