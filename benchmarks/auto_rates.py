@@ -4,7 +4,7 @@
 highest rate of a trace at which 95% of the requests keep the target: `auto`, which is given the target and nothing
 else, and `defaults` and vLLM with its defaults, which are given nothing. At each rate a hundred requests of the trace
 come, for a minute at least, in an open loop; a rate is given up once the target can't be reached any more. Between two
-rates a server rests until it has answered all.
+rates a server rests until it has answered all. The first rate is sent once before, and not counted.
 """
 
 import argparse
@@ -48,6 +48,7 @@ def main() -> None:
             with running([*command, "--port", str(port)], port, ready, env, timeout=600):
                 target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
                 warm_up(target, args)
+                at_rate(target, trace, args.rate, args, f"{number} {name} before")
                 best, rows = find(target, trace, args, f"{number} {name}")
             recording.add({"server": name, "round": number, "best_rate": best, "rows": rows})
     print(markdown(recording.results))
