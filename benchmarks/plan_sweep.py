@@ -37,9 +37,9 @@ from chairlift.bench.raw_results import Column, Recording, Results, caption, sta
 from chairlift.bench.raw_results import spread as spread_of
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.config.sequences import SequenceConfig
+from chairlift.plan.as_copied import as_flags
 from chairlift.plan.case import changed
 from chairlift.plan.machine_profile import MachineProfile, SequenceProfile
-from chairlift.plan.planner import as_flags
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.trace import TraceRequest, fitted
@@ -103,7 +103,7 @@ def plan_of(
     """The strategy that a plan chooses, with its settings and rate."""
     slo, out = TARGETS[target], profile.with_name("plan.json")
     command = [sys.executable, "-m", "chairlift.cli", "plan", args.model, "--profile", str(profile)]
-    command += ["--trace", str(trace), "--ttft-ms", f"{slo.ttft_ms:g}", "--itl-ms", f"{slo.tpot_ms:g}"]
+    command += ["--trace", str(trace), "--target-ttft-ms", f"{slo.ttft_ms:g}", "--target-itl-ms", f"{slo.tpot_ms:g}"]
     command += [*_common(args), "--measure-seconds", f"{args.measure_seconds:g}", "--out", str(out)]
     measures = not profile.exists()
     began = time.perf_counter()

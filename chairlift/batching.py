@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, 
 
 import msgspec
 
+from chairlift.config.units import seconds
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
 from chairlift.engine.items.function_call import AsyncCall, ThreadCall, shape_of
@@ -41,7 +42,7 @@ class BatchingOptions(msgspec.Struct, frozen=True):
             "size": 1.0 if self.size is None else self.size(item),
             "shape_key": (key, shape_of(item)) if self.stack else key,
             "priority": priority,
-            "timeout": _seconds(timeout_ms),
+            "timeout": seconds(timeout_ms),
         }
 
 
@@ -365,9 +366,9 @@ def _options(stack: bool, settings: BatchedSettings) -> BatchingOptions:
         max_wait=given["max_wait_ms"] / 1000,
         max_batch_tokens=given["max_batch_tokens"],
         max_waiting=given["max_waiting"],
-        max_queue_seconds=_seconds(given["max_queue_ms"]),
-        target_latency=_seconds(given["target_latency_ms"]),
-        default_timeout=_seconds(given["timeout_ms"]),
+        max_queue_seconds=seconds(given["max_queue_ms"]),
+        target_latency=seconds(given["target_latency_ms"]),
+        default_timeout=seconds(given["timeout_ms"]),
         priority_ageing=given["priority_ageing_ms"] / 1000,
         sort_window=given["sort_window"],
         max_passed_over=given["max_passed_over"],
@@ -376,14 +377,10 @@ def _options(stack: bool, settings: BatchedSettings) -> BatchingOptions:
     )
     if not isinstance(given["workers"], int) or given["workers"] < 1:
         raise ValueError(f"workers must be a whole number of at least 1, got {given['workers']}")
-    call_timeout = _seconds(given["call_timeout_ms"])
+    call_timeout = seconds(given["call_timeout_ms"])
     if call_timeout is not None and not 0 < call_timeout < inf:
         raise ValueError(f"call_timeout_ms must be positive and finite, got {given['call_timeout_ms']}")
     return BatchingOptions(limits, stack, call_timeout, given["workers"], given["size"], given["shape_key"])
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _signature() -> inspect.Signature:

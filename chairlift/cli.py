@@ -28,11 +28,12 @@ class _Parser(argparse.ArgumentParser):
         """As ever, but what is left over is an error here, where the flags of this very command are known."""
         found, left = super().parse_known_args(args, namespace)
         if left:
+            from chairlift.config.flags import dashed
             from chairlift.config.other_names import hint
 
             known = [flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions]
             flags = [each.partition("=")[0] for each in left if each.startswith("--")]
-            hints = [hint(flag[2:], known, lambda name: f"--{name.replace('_', '-')}") for flag in flags]
+            hints = [hint(flag[2:], known, lambda name: f"--{dashed(name)}") for flag in flags]
             said = [f"there is no {flag}{said}" for flag, said in zip(flags, hints, strict=True)]
             self.error("\n".join(said) or f"unrecognized arguments: {' '.join(left)}")
         return found, left
@@ -87,7 +88,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _add_run(commands, wanted=arguments[:1] == ["run"])
     _add_why(commands, wanted=arguments[:1] == ["why"])
     _add_top(commands, wanted=arguments[:1] == ["top"])
-    _add_trace(commands, wanted=arguments[:1] == ["trace"])
+    _add_timeline(commands, wanted=arguments[:1] == ["timeline"])
     _add_record(commands, wanted=arguments[:1] == ["record"])
     _add_keys(commands, wanted=arguments[:1] == ["keys"])
     _add_bench(commands, wanted=arguments[:1] == ["bench"])
@@ -141,14 +142,14 @@ def _add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
         parser.set_defaults(run=top_command)
 
 
-def _add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
+def _add_timeline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     about = "write the timeline of a server's last minute, for ui.perfetto.dev (a trace for plan: record)"
-    parser = commands.add_parser("trace", help=about)
+    parser = commands.add_parser("timeline", help=about)
     if wanted:
-        from chairlift.why import add_trace_flags, trace_command
+        from chairlift.why import add_timeline_flags, timeline_command
 
-        add_trace_flags(parser)
-        parser.set_defaults(run=trace_command)
+        add_timeline_flags(parser)
+        parser.set_defaults(run=timeline_command)
 
 
 def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:

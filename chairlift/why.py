@@ -1,4 +1,4 @@
-"""`chairlift why`, `top`, `trace` and `record`: a server's requests in words, as a table, a picture or a trace."""
+"""`chairlift why`, `top`, `timeline` and `record`: a server's requests in words, as a table, a picture or a trace."""
 
 import argparse
 import contextlib
@@ -34,7 +34,7 @@ def add_why_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="a request's id: X-Request-Id of its answer, or as `top` has it")
     _add_server_flags(parser)
     parser.add_argument(
-        "--faster", action="store_true", help="of one that has ended, simulate what would have made it faster"
+        "--what-if", action="store_true", help="of one that has ended, simulate what would have made it faster"
     )
 
 
@@ -44,10 +44,11 @@ def add_top_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
 
 
-def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `chairlift trace`."""
+def add_timeline_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `chairlift timeline`."""
     _add_server_flags(parser)
-    parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="(default: trace.json)")
+    default = Path("timeline.json")
+    parser.add_argument("--out", type=Path, default=default, metavar="FILE", help=f"(default: {default})")
 
 
 def add_record_flags(parser: argparse.ArgumentParser) -> None:
@@ -71,16 +72,16 @@ def why_command(args: argparse.Namespace) -> int:
     """Tell where a request is, or what became of it. Raises Unavailable, RequestFailed or InvalidRequest."""
     path = f"/requests/{quote(args.id, safe='')}"
     server = _server(args)
-    found = server.fetch(f"{path}?faster=true", _SIMULATION_S) if args.faster else server.fetch(path)
-    if args.faster and not any(part["what_if"] for part in found["parts"]):
+    found = server.fetch(f"{path}?what_if=true", _SIMULATION_S) if args.what_if else server.fetch(path)
+    if args.what_if and not any(part["what_if"] for part in found["parts"]):
         print("chairlift: it is simulated only once it has been answered", file=sys.stderr)
     print(_plain("\n\n".join("\n".join(words(part)) for part in found["parts"])))
     return 0
 
 
-def trace_command(args: argparse.Namespace) -> int:
+def timeline_command(args: argparse.Namespace) -> int:
     """Write what the server did in the last minute to a file. Raises as `why_command`."""
-    found = _server(args).fetch("/trace")
+    found = _server(args).fetch("/timeline")
     try:
         args.out.write_text(json.dumps(found))
     except OSError as error:
@@ -208,9 +209,9 @@ def words(part: Part) -> list[str]:
     if part["predicted"]:
         rows += _expected(part["predicted"])
     rows += _counts(part)
-    for hint in part["faster"]:
+    for hint in part["hints"]:
         setting = f" ({hint['setting']})" if hint["setting"] else ""
-        rows.append(("faster", f"{hint['text']}{setting}"))
+        rows.append(("hint", f"{hint['text']}{setting}"))
     if part.get("what_if"):
         rows += _what_if(part["what_if"])
     width = max(len(name) for name, _ in rows)

@@ -35,7 +35,7 @@ ARROWS = {
     "loaded_model": "config core engine errors outputs runners text",
     "llm": "beam_search core errors folders hub outputs loaded_model text text_model",
     "async_llm": "core engine errors llm outputs loaded_model",
-    "batching": "core engine",
+    "batching": "config core engine",
     "chairlift": "async_llm batching beam_search core errors llm outputs",
     "demo": "",
     "plan": "config core errors",

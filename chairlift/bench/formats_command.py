@@ -19,6 +19,7 @@ from chairlift.bench.raw_results import (
     start,
     table,
 )
+from chairlift.config.flags import dashed
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import is_encoder
@@ -125,10 +126,8 @@ def _measured(args: argparse.Namespace) -> Results:
 
 
 def _check(args: argparse.Namespace) -> None:
-    counts = {
-        f"--{name.replace('_', '-')}": getattr(args, name)
-        for name in ("prompt_len", "output_len", "text_tokens", "rounds")
-    }
+    names = ("prompt_len", "output_len", "text_tokens", "rounds")
+    counts = {f"--{dashed(name)}": getattr(args, name) for name in names}
     for flag, value in (*counts.items(), *(("--sequences", each) for each in args.sequences)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, got {value}")

@@ -20,9 +20,9 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import ENV_PREFIX
 from chairlift.errors import RequestFailed
 from chairlift.own_server import OwnServer, own_server
+from chairlift.plan.as_copied import as_flags
 from chairlift.plan.case import changed
 from chairlift.plan.machine_profile import FrontCost, SequenceProfile, StepDelay
-from chairlift.plan.planner import as_flags
 from chairlift.plan.resampler import StepTimes
 from chairlift.plan.trace import TraceRequest
 

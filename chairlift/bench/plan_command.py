@@ -20,15 +20,16 @@ from chairlift.bench.plan_subject import SETTINGS, Subject, profile_of, progress
 from chairlift.bench.plan_traffic import expect, targets_in, traffic_in
 from chairlift.bench.plot import check_plot, plot_curves
 from chairlift.bench.raw_results import HelpFormatter
-from chairlift.config.flags import HELP
+from chairlift.config.flags import HELP, dashed
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError
 from chairlift.plan.advice import TrafficFacts, facts_of, rounded
+from chairlift.plan.as_copied import as_flags
 from chairlift.plan.case import PlanCase, changed, highest_rate
 from chairlift.plan.item_advice import item_decision
 from chairlift.plan.item_case import ItemCase
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
-from chairlift.plan.planner import ServingPlan, as_flags, make_plan, with_mode
+from chairlift.plan.planner import ServingPlan, make_plan, with_mode
 from chairlift.plan.resampler import thinned
 from chairlift.plan.search import MOST_SIMULATED, Mapper, num_requests
 from chairlift.plan.sequence_advice import sequence_decision
@@ -55,9 +56,9 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=f"{kinds}; or a server's http:// URL")
     _add_traffic(parser.add_argument_group("what comes"))
     wanted = parser.add_argument_group("what is promised")
-    wanted.add_argument("--ttft-ms", type=float, help="to the first token")
-    wanted.add_argument("--itl-ms", type=float, help="between two tokens")
-    wanted.add_argument("--e2e-ms", type=float, help="to the last token, or to the whole answer")
+    wanted.add_argument("--target-ttft-ms", type=float, help="to the first token")
+    wanted.add_argument("--target-itl-ms", type=float, help="between two tokens")
+    wanted.add_argument("--target-e2e-ms", type=float, help="to the last token, or to the whole answer")
     wanted.add_argument("--percentile", type=float, default=95.0, help="how many percent are within these")
     modes = f"in place of targets (without any: {_BALANCED}). {_modes()}"
     wanted.add_argument("--mode", choices=list(MODES), help=modes)
@@ -68,8 +69,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     examples = "what the model is sent, a line of JSON each; for a Python class that has no example of its own"
     machine.add_argument("--examples", type=Path, metavar="FILE", help=examples)
     for name in SETTINGS:
-        flag = f"--{name.replace('_', '-')}"
-        machine.add_argument(flag, default=argparse.SUPPRESS, help=HELP[name])
+        machine.add_argument(f"--{dashed(name)}", default=argparse.SUPPRESS, help=HELP[name])
     served = parser.add_argument_group("a server that runs already")
     served.add_argument("--model", dest="served_name", metavar="NAME", help="which of its models, if it has several")
     served.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")

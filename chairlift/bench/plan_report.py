@@ -1,6 +1,5 @@
 """A plan as people read it: tables, the reasons in words, and what to copy."""
 
-import json
 import shlex
 from math import inf
 from typing import Any, Literal
@@ -9,9 +8,10 @@ import msgspec
 
 from chairlift.bench.raw_results import layout
 from chairlift.plan.advice import TrafficFacts, rounded
+from chairlift.plan.as_copied import as_flags, as_toml
 from chairlift.plan.case import Point
 from chairlift.plan.machine_profile import FrontCost
-from chairlift.plan.planner import ServingPlan, StrategyPlan, as_flags
+from chairlift.plan.planner import ServingPlan, StrategyPlan
 from chairlift.plan.targets import LatencyTargets
 
 _GB = 1e9
@@ -179,27 +179,7 @@ def _to_copy(results: PlanResults, best: StrategyPlan) -> str:
     """The same settings as a command and as a file."""
     settings = results.given | best.settings
     command = shlex.join(["chairlift", "serve", results.model, *as_flags(settings)])
-    table = "\n".join(_toml_line(name, value) for name, value in {"model": results.model, **settings}.items())
+    table = as_toml({"model": results.model, **settings})
     served = results.title != results.model
     where = f"\n\nA server does not tell where its models are: {results.model} stands for that." if served else ""
     return f"```\n{command}\n```\n\n```toml\n{table}\n```{where}"
-
-
-def _toml_line(name: str, value: Any) -> str:
-    """A setting as a line of a file; where that can't be, a comment says so."""
-    try:
-        return f"{name} = {_toml(value)}"
-    except ValueError:
-        return f"# {name} is null, or holds one, which TOML does not have: give it as a flag"
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML has it, which for words, numbers and truths is as JSON has it. Raises ValueError for None."""
-    if value is None:
-        raise ValueError("TOML has no null")
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    # The one letter that JSON has as it is, and TOML only escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

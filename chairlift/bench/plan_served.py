@@ -20,10 +20,12 @@ from chairlift.bench.plan_subject import (
 )
 from chairlift.bench.raw_results import machine_in_words
 from chairlift.bench.running_server import RunningServer
+from chairlift.config.flags import dashed
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import MachineProfile
+from chairlift.runners.items import TEXT_TASKS
 
 _LESS_EXACT = (
     "measured from outside, by requests of known lengths: less exact than `chairlift plan FOLDER`, which sees single "
@@ -33,7 +35,7 @@ _LESS_EXACT = (
 def subject_served(args: argparse.Namespace) -> Subject:
     """What a server says of a model that it serves. Raises ConfigError, Unavailable or RequestFailed."""
     server = RunningServer(args.model, args.api_key or os.environ.get("CHAIRLIFT_API_KEY"))
-    own = [name.replace("_", "-") for name in SETTINGS if name in vars(args)]
+    own = [dashed(name) for name in SETTINGS if name in vars(args)]
     if own:
         raise ConfigError(f"--{own[0]} is a setting of the server, which has it already; leave it out")
     reads_profile = args.profile is not None and args.profile.exists()
@@ -74,7 +76,7 @@ def _settings_now(about: dict[str, Any]) -> SequenceConfig | ItemConfig:
     values = {"model": name} | {key: value for key, value in about["settings"].items() if key in known}
     if kind is ItemConfig:
         # Of these kinds one counts tokens, and the other items; neither looks at its files for that.
-        values["kind"] = "encoder" if task in ("embed", "classify", "rerank") else "onnx"
+        values["kind"] = "encoder" if task in TEXT_TASKS else "onnx"
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -5,6 +5,7 @@ from math import inf
 
 import msgspec
 
+from chairlift.config.flags import dashed
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
@@ -20,17 +21,19 @@ _MAKE_UP = 2_000
 
 def targets_in(args: argparse.Namespace, items: bool) -> LatencyTargets | None:
     """What was promised; None if nothing was, and a mode says it. Raises ConfigError for what nobody can promise."""
-    given = {name: getattr(args, f"{name}_ms") for name in ("ttft", "itl", "e2e")}
+    given = {name: getattr(args, f"target_{name}_ms") for name in ("ttft", "itl", "e2e")}
     if items and (given["ttft"] or given["itl"]) is not None:
-        raise ConfigError("--ttft-ms and --itl-ms are of answers token by token; this model has one: --e2e-ms")
+        problem = "--target-ttft-ms and --target-itl-ms are of answers token by token"
+        raise ConfigError(f"{problem}; this model has one: --target-e2e-ms")
     if all(value is None for value in given.values()):
         LatencyTargets(percentile=args.percentile)  # refuses a percentile that is none
         return None
     if args.mode is not None:
-        raise ConfigError("--mode is for those who give no target; leave it out, or --ttft-ms, --itl-ms and --e2e-ms")
+        flags = "--target-ttft-ms, --target-itl-ms and --target-e2e-ms"
+        raise ConfigError(f"--mode is for those who give no target; leave it out, or {flags}")
     for name, value in given.items():
         if value is not None and not 0 < value < inf:
-            raise ConfigError(f"--{name}-ms must be more than 0, got {value:g}")
+            raise ConfigError(f"--target-{name}-ms must be more than 0, got {value:g}")
     seconds = {name: value / 1000 for name, value in given.items() if value is not None}
     return LatencyTargets(**seconds, percentile=args.percentile)
 
@@ -75,7 +78,7 @@ def _made_up(args: argparse.Namespace, items: bool, sized: bool) -> list[TraceRe
         raise ConfigError("--items is for models that answer in one call; leave it out")
     needed = ["rate", "input_lengths", "output_lengths"][: 3 if not items else 2 if sized else 1]
     if any(getattr(args, name) is None for name in needed):
-        *others, last = (f"--{name.replace('_', '-')}" for name in needed)
+        *others, last = (f"--{dashed(name)}" for name in needed)
         said = f"{', '.join(others)} and {last}" if others else last
         raise ConfigError(f"say what comes: --trace FILE, or {said}")
     if args.trace_model is not None:

@@ -16,6 +16,7 @@ from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
 from chairlift.bench.load import Arrival, Load, open_loop
 from chairlift.bench.raw_results import HelpFormatter, Recording, Results, caption, start, table
+from chairlift.config.flags import dashed
 from chairlift.errors import ConfigError
 from chairlift.plan.trace import TraceRequest, duration, fitted, scaled, with_answers
 from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace
@@ -133,8 +134,8 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--seconds", type=float, help="only what comes within so many seconds, at the chosen speed")
     parser.add_argument("--limit", type=int, default=MOST_REQUESTS, help="only the first so many requests")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds that the last answers may take")
-    parser.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="goodput: the first token, or the answer")
-    parser.add_argument("--slo-tpot-ms", type=float, default=120.0, help="goodput: mean time of a token after it")
+    parser.add_argument("--target-ttft-ms", type=float, default=1000.0, help="goodput: the first token, or the answer")
+    parser.add_argument("--target-tpot-ms", type=float, default=120.0, help="goodput: mean time of a token after it")
     parser.add_argument("--vocab", type=int, default=_DEFAULT_VOCAB, help="prompts use the token ids below")
     parser.add_argument("--extra", default="{}", metavar="JSON", help="fields to add to every request; oip: its body")
     parser.add_argument("--api-key", metavar="KEY", help="better set as CHAIRLIFT_API_KEY than as a flag")
@@ -157,7 +158,7 @@ def main(args: argparse.Namespace) -> int:
     settings = {name: value for name, value in vars(args).items() if name not in hidden}
     recording = Recording(start(RESULTS_OF, settings, args.model, key), args.out)
     load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
-    recording.add(figures(load, Slo(args.slo_ttft_ms, args.slo_tpot_ms)))
+    recording.add(figures(load, Slo(args.target_ttft_ms, args.target_tpot_ms)))
     if args.requests_out:
         save_requests(args.requests_out, load)
     if args.json:
@@ -253,10 +254,10 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse by name what no replay can have."""
     if args.limit < 1 or (args.max_model_len is not None and args.max_model_len < 2):
         raise ConfigError("--limit must be at least 1, and --max-model-len at least 2")
-    for name in ("seconds", "slo_ttft_ms", "slo_tpot_ms"):
+    for name in ("seconds", "target_ttft_ms", "target_tpot_ms"):
         value = getattr(args, name)
         if value is not None and not 0 < value < inf:
-            raise ConfigError(f"--{name.replace('_', '-')} must be more than 0, and finite, got {value:g}")
+            raise ConfigError(f"--{dashed(name)} must be more than 0, and finite, got {value:g}")
     if not 0 <= args.drain <= _LONGEST_S:
         raise ConfigError(f"--drain must be from 0 to {_LONGEST_S} seconds, got {args.drain:g}")
     for flag, path in (("--out", args.out), ("--requests-out", args.requests_out)):

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from chairlift.config.flags import dashed
 from chairlift.core.quota import Allowance
 from chairlift.errors import ConfigError
 
@@ -118,7 +119,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--file", type=Path, required=True, help="the file that api_keys names; made if it is not there")
     add.add_argument("--rights", default=",".join(_USUAL), help=f"some of {','.join(RIGHTS)} (default: %(default)s)")
     for limit, about in _ABOUT.items():
-        add.add_argument(f"--{limit.replace('_', '-')}", type=int, metavar="N", help=f"{about} (default: any)")
+        add.add_argument(f"--{dashed(limit)}", type=int, metavar="N", help=f"{about} (default: any)")
     add.add_argument(
         "--priorities", type=int, nargs=2, metavar=("LOWEST", "HIGHEST"), help="of requests (default: 0 and above)"
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from chairlift.config.flags import add_model_flags
+from chairlift.config.flags import add_model_flags, dashed
 from chairlift.errors import ConfigError
 
 Order = Literal["file", "prefix", "length"]
@@ -64,7 +64,7 @@ class RunConfig(msgspec.Struct, kw_only=True):
         for name, least in (("concurrency", 1), ("max_attempts", 1), ("max_failures", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+                raise ConfigError(f"--{dashed(name)} must be at least {least}, got {value}")
 
     @property
     def state(self) -> Path:

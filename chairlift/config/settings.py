@@ -129,6 +129,7 @@ def load(
     from_file = "model" in values and "model" not in above
     server = _server(found, path.parent)
     served = _model(found, path.parent if from_file else folder, None, lambda: before_fetch(server))
+    _check_queue(server, (served,))
     return Settings((served,), _with_names(server, (served,)), note)
 
 
@@ -165,6 +166,7 @@ def _several(
     names = [(served.name, served.share.version) for served in models]
     if twice := next((pair for pair in names if names.count(pair) > 1), None):
         raise ConfigError(f"{path} has version {twice[1]} of {twice[0]!r} twice: give each its own version")
+    _check_queue(server, models)
     return Settings(tuple(models), _with_names(server, models))
 
 
@@ -232,6 +234,17 @@ def _server(found: _Found, folder: Path) -> ServerConfig:
         if (path := getattr(config, name)) and found.get(name, _NOT_GIVEN).typed:
             setattr(config, name, str(folder / path))
     return config
+
+
+def _check_queue(server: ServerConfig, models: Iterable[ServedModel]) -> None:
+    """Raises ConfigError where a model's queue holds less than a batch that leaves only when it is full."""
+    static = [each.config for each in models if isinstance(each.config, SequenceConfig)]
+    largest = max((each.slots for each in static if each.strategy == "static"), default=0)
+    if largest > server.max_waiting:
+        raise ConfigError(
+            f"max_waiting {server.max_waiting} is less than batch_size {largest}, and a static batch leaves only when "
+            "it is full: raise max_waiting, or lower batch_size"
+        )
 
 
 def _with_names(config: ServerConfig, models: Iterable[ServedModel]) -> ServerConfig:

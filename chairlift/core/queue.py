@@ -44,13 +44,17 @@ class QueueOrder(msgspec.Struct, frozen=True):
         return ldexp(ceil(mantissa * _LEVELS) / _LEVELS, exponent)
 
 
-class Ranked(Protocol):
-    """What the queue needs to know of one who waits. The serial number in its `rank` is its own."""
+class HasRank(Protocol):
+    """One who waits."""
 
     @property
     def rank(self) -> Rank:
         """Lower is sooner."""
         ...
+
+
+class Ranked(HasRank, Protocol):
+    """What the queue needs to know of one who waits. The serial number in its `rank` is its own."""
 
     @property
     def arrival(self) -> float:

@@ -3,7 +3,8 @@
 import re
 import sys
 
-from chairlift.runners.out_of_memory import is_out_of_memory, text_of
+from chairlift.runners.error_text import text_of
+from chairlift.runners.out_of_memory import is_out_of_memory
 
 # What ONNX Runtime says of CUDA, where 2 is that memory ran out, and of its libraries, which may only refuse something.
 _OF_ONNX = re.compile(r"CUDA failure (?!2\b)\d+|CU(BLAS|DNN) failure \d+: \w+_(EXECUTION_FAILED|INTERNAL_ERROR)")

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from chairlift.errors import ChairliftError
-from chairlift.runners.out_of_memory import as_utf8, is_out_of_memory, one_line, text_of
+from chairlift.runners.error_text import as_utf8, one_line, text_of
+from chairlift.runners.out_of_memory import is_out_of_memory
 
 
 class Shutdown(msgspec.Struct, tag=True):

@@ -15,7 +15,8 @@ GGUF_WEIGHTS = "model.gguf"
 # Names of tensors of words of 32 bits: GPTQ's, AWQ's, compressed-tensors'.
 _WORDS = (".qweight", ".weight_packed")
 _METADATA = "__metadata__"
-_WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLED = "pytorch_model*.bin"
 
 
 class _Tensor(msgspec.Struct):
@@ -30,14 +31,14 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises UnsupportedModel, saying what to do, if there are none or one is missing.
     """
-    single, index = folder / _WHOLE, folder / _INDEX
+    single, index = folder / WEIGHTS, folder / WEIGHTS_INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
         if pickled := sorted(folder.glob(_PICKLED)):
             problem = f"{folder} has {pickled[0].name}, which may run code when it is read"
             raise UnsupportedModel(f"{problem}; if you trust it, convert it: {conversion(folder)}")
-        raise UnsupportedModel(f"{folder} has neither {_WHOLE} nor {_INDEX}; only safetensors weights work")
+        raise UnsupportedModel(f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; only safetensors weights work")
     try:
         named = read_object(index).get("weight_map")
     except ConfigError as error:
@@ -56,7 +57,7 @@ def conversion(folder: Path | str) -> str:
     return (
         'python -c "import glob, torch; from safetensors.torch import save_file; save_file({k: v.clone().contiguous() '
         f"for f in glob.glob('{folder}/{_PICKLED}') for k, v in torch.load(f, weights_only=True).items()}}, "
-        f"'{folder}/{_WHOLE}', {{'format': 'pt'}})\""
+        f"'{folder}/{WEIGHTS}', {{'format': 'pt'}})\""
     )
 
 
@@ -66,7 +67,7 @@ def count_numbers(folder: Path) -> int | None:
     None if there are no such files. Raises UnsupportedModel if one is missing, ConfigError for one that is none.
     """
     # Not pipes, which would be waited for.
-    there = (folder / _WHOLE).is_file() or (folder / _INDEX).is_file()
+    there = (folder / WEIGHTS).is_file() or (folder / WEIGHTS_INDEX).is_file()
     return sum(map(_numbers_in, weight_files(folder))) if there else None
 
 

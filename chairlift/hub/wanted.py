@@ -7,14 +7,13 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.tensor_files import conversion
+from chairlift.folders.tensor_files import WEIGHTS, WEIGHTS_INDEX, conversion
 from chairlift.gguf.part_names import GGUF_PART, part_name
 from chairlift.hub.name import HubName
 
 # More than these are no model's, and would only take time and disk.
 MAX_FILES = 2_000
 _SHARD = re.compile(r"model(\.safetensors)?-\d{1,6}-of-\d{1,6}\.safetensors")
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SETTINGS = re.compile(
     r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\.model|additional_chat_templates/[\w-]+\.jinja"
 )
@@ -50,10 +49,10 @@ def wanted_files(name: HubName, there: Iterable[HubFile]) -> list[HubFile]:
         single = sorted(each for each in files if each.endswith((".gguf", ".onnx")))
         instead = f"; it has {', '.join(single[:5])}: name one, as {name.repo}:{single[0]}" if single else ""
         raise UnsupportedModel(f"{name} has no config.json, so it is no model in the form of transformers{instead}")
-    weights = [_WHOLE] if _WHOLE in files else sorted(filter(_SHARD.fullmatch, files))
+    weights = [WEIGHTS] if WEIGHTS in files else sorted(filter(_SHARD.fullmatch, files))
     if not weights:
         raise UnsupportedModel(f"{name} has no model.safetensors{_other_weights(files)}")
-    others = [each for each in files if _SETTINGS.fullmatch(each) and (each != _INDEX or weights != [_WHOLE])]
+    others = [each for each in files if _SETTINGS.fullmatch(each) and (each != WEIGHTS_INDEX or weights != [WEIGHTS])]
     modules = [each for each in files if _MODULE.fullmatch(each)] if "modules.json" in files else []
     chosen = [*sorted(others), *sorted(modules), *weights]
     if len(chosen) > MAX_FILES:

@@ -1,7 +1,6 @@
 """A plan: for each strategy its best settings and what they reach, which of them to take, and how many machines."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple, TypeVar
@@ -192,18 +191,3 @@ def _chosen(strategies: Sequence[StrategyPlan]) -> str | None:
         return None
     alike = [each for each in strategies if each.rate >= (1 - _ALIKE) * best]
     return min(alike, key=lambda each: len(each.settings)).strategy
-
-
-def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as `chairlift serve` takes them, for a shell yet to be quoted."""
-    return [part for name, value in settings.items() for part in _flag(name.replace("_", "-"), value)]
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, float):
-        return [f"--{name}", str(value).removesuffix(".0")]
-    if value is None or isinstance(value, list | tuple | dict):
-        return [f"--{name}", json.dumps(value)]
-    return [f"--{name}", str(value)]

@@ -34,7 +34,8 @@ _SHARES: dict[str, tuple[float, ...]] = {
 # What a step takes is no limit of the machine's. Where somebody says that first tokens matter, and not that others do,
 # it may also be longer.
 _LONGER = (2.0, 4.0)
-_COUNTS = ("max_num_seqs", "batch_size", "max_num_batched_tokens")
+# Settings that are whole numbers.
+COUNTS = ("max_num_seqs", "batch_size", "max_num_batched_tokens")
 
 
 class TuningDecision(msgspec.Struct, frozen=True):
@@ -229,7 +230,7 @@ def rungs(configured: SequenceConfig, setting: str) -> list[float]:
     if not most or (setting == "max_wait_ms" and STRATEGIES[configured.strategy].slots_setting is None):
         return [most]
     found = [share * most for share in _SHARES[setting] if share < 1]
-    if setting in _COUNTS:
+    if setting in COUNTS:
         least = configured.slots if setting == "max_num_batched_tokens" else 1
         found = [max(round(each), least) for each in found]
     if setting == "step_time_ms" and configured.target_ttft_ms is not None:

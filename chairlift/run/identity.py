@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.config.flags import dashed
 from chairlift.config.items import split_class
 from chairlift.config.run import RunConfig
 from chairlift.config.settings import Settings, is_class
@@ -30,7 +31,7 @@ def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
     """Everything that results follow from, each under the name by which it is refused. Raises JobError."""
     found: dict[str, Any] = {"INPUT": fingerprint(config.input)}
     for name in ("format", "prompt_field", "id_field", "chat", "params"):
-        found[f"--{name.replace('_', '-')}"] = getattr(config, name)
+        found[f"--{dashed(name)}"] = getattr(config, name)
     # Both may have been moved to another folder meanwhile.
     found[ERRORS] = os.path.relpath(config.errors, config.output.parent)
     for served in settings.models:
@@ -41,8 +42,8 @@ def identity(config: RunConfig, settings: Settings) -> dict[str, Any]:
             # Of those of the Hub the path says which revision it is.
             found[of + _FILES] = _fingerprint_of_files(model)
         found[f"{of}--served-model-name"] = served.name
-        found |= {f"{of}--{name.replace('_', '-')}": value for name, value in _of_results(served.config)}
-    found |= {f"--{name.replace('_', '-')}": value for name, value in _of_results(settings.server)}
+        found |= {f"{of}--{dashed(name)}": value for name, value in _of_results(served.config)}
+    found |= {f"--{dashed(name)}": value for name, value in _of_results(settings.server)}
     # As it will come back from the store.
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
     return plain

@@ -8,7 +8,6 @@ from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.run import Order
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import ModelConfig, ServedModel, Settings
-from chairlift.errors import ConfigError
 from chairlift.runners.items import ItemInfo
 
 # Batches for each instance: the one that runs, one that is ready to follow, and two to be made ready.
@@ -44,18 +43,9 @@ def _patient(config: ModelConfig) -> ModelConfig:
 
 
 def least_at_once(settings: Settings) -> int:
-    """So many lines must be under way lest each waits for others to fill a batch, as static ones leave only when full.
-
-    Raises ConfigError where a queue holds less than a batch.
-    """
+    """So many lines must be under way: static batches leave only when they are full, and each waits for the others."""
     configs = [served.config for served in settings.models]
     sizes = [each.slots for each in configs if isinstance(each, SequenceConfig) and each.strategy == "static"]
-    largest, most = max(sizes, default=0), settings.server.max_waiting
-    if largest > most:
-        raise ConfigError(
-            f"max_waiting {most} is less than batch_size {largest}, and a static batch leaves only when it is full: "
-            "raise max_waiting, or lower batch_size"
-        )
     return sum(size - 1 for size in sizes) + 1
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from chairlift.config.items import ItemConfig
 from chairlift.errors import BadItem, ConfigError, InvalidRequest
 from chairlift.runners.attempt import attempt
+from chairlift.runners.error_text import describe
 from chairlift.runners.hooks import Hooks
 from chairlift.runners.host_cpus import usable_cpus
 from chairlift.runners.items import ItemInfo, TensorSpec
 from chairlift.runners.locate import find_class
-from chairlift.runners.out_of_memory import text_of
 from chairlift.runners.tensors import as_bytes, as_floats, check_tensors, dtype_of, groups, split, stack
 
 _MAX_THREADS = 4
@@ -82,7 +82,7 @@ class FunctionRunner:
             for size in sizes:
                 error = next((each for each in self.run([example] * size) if isinstance(each, BaseException)), None)
                 if error is not None:
-                    raise ConfigError(f"the class fails on its own example: {_describe(error)}") from error
+                    raise ConfigError(f"the class fails on its own example: {describe(error)}") from error
 
     def run(self, payloads: Sequence[Any]) -> list[Any]:
         """Compute one batch: a result for each payload, or the exception that only it met."""
@@ -234,7 +234,3 @@ def _as_output(value: Any, datatype: str) -> Any:
     if datatype == "BF16":
         return as_floats(value)
     return value if isinstance(value, np.ndarray) else np.asarray(value, dtype_of(datatype))
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {text_of(error)}"

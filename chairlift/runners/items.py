@@ -7,6 +7,9 @@ import msgspec
 
 from chairlift.folders.kind import Task
 
+# Of models that take texts; see `ItemInfo`.
+TEXT_TASKS: tuple[Task, ...] = ("embed", "classify", "rerank")
+
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """A named tensor; `datatype` as the Open Inference Protocol spells it (FP32, INT64, BYTES), -1 where any size goes.

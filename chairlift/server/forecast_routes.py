@@ -1,5 +1,6 @@
 """POST /v1/models/{model}/forecast: what the last minutes would have been like with other settings."""
 
+import shlex
 from typing import Any
 
 from msgspec import UNSET
@@ -7,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
+from chairlift.plan.as_copied import as_flags, as_toml
 from chairlift.plan.what_if import Foretold, ItemQuestion, SequenceQuestion
 from chairlift.server.http.exchange import as_json, read_body, until_gone
 from chairlift.server.http.origins import check_same_site
@@ -58,16 +60,6 @@ def _seen(question: SequenceQuestion | ItemQuestion) -> dict[str, int]:
 def _to_copy(now: dict[str, Any], tried: dict[str, Any] | None) -> dict[str, str]:
     """What to start a server with to have the settings that were tried, where they differ from those it has."""
     changed = {name: value for name, value in (tried or {}).items() if now.get(name, UNSET) != value}
-    flags = " ".join(
-        f"--{name.replace('_', '-')} {_number(value)}" for name, value in changed.items() if value is not None
-    )
-    lines = [f"# without {name}" if value is None else f"{name} = {_toml(value)}" for name, value in changed.items()]
-    return {"flags": flags, "toml": "\n".join(lines)}
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else _number(value)
+    flags = as_flags({name: value for name, value in changed.items() if value is not None})
+    lines = [f"# without {name}" if value is None else as_toml({name: value}) for name, value in changed.items()]
+    return {"flags": shlex.join(flags), "toml": "\n".join(lines)}

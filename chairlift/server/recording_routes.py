@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.errors import Unavailable
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, try_later
 from chairlift.server.http.exchange import PartStream, off_loop
 from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import query_of, whole_number
@@ -26,7 +26,7 @@ MOST_RECORDINGS, _MOST_SECONDS = 4, 86_400
 RECORDING_QUERY = {"seconds": Annotated[int, Meta(ge=1, le=_MOST_SECONDS)]}
 # About what a line takes, in characters.
 _LINE = 200
-_RETRY = {"Retry-After": "5"}
+_RETRY_S = 5
 
 
 async def stream_recording(request: Request) -> Response:
@@ -37,7 +37,7 @@ async def stream_recording(request: Request) -> Response:
     recordings: set[TraceNotes] = request.app.state.recordings
     if len(recordings) >= MOST_RECORDINGS:
         message = f"{MOST_RECORDINGS} record this server already, which is the limit; try again"
-        raise ApiError(429, message, code="too_many_recordings", kind="rate_limit_exceeded", headers=_RETRY)
+        raise try_later(message, "too_many_recordings", _RETRY_S)
     notes, models = TraceNotes(), models_of(request)
     recordings.add(notes)
 

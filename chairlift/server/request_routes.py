@@ -1,4 +1,4 @@
-"""GET /v1/requests: where requests are and why, and what became of those that ended lately; /v1/trace: a picture."""
+"""GET /v1/requests: where requests are and why, and what became of those that ended; /v1/timeline: a picture."""
 
 import asyncio
 import heapq
@@ -22,9 +22,10 @@ from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.requests import item_view, sequence_view
 from chairlift.server.requests.request_view import RequestView
-from chairlift.server.requests.timeline import snapshot, trace_document
+from chairlift.server.requests.timeline import snapshot, timeline_document
+from chairlift.server.twin.past_traffic import ANSWERED
 from chairlift.server.twin.twin import Twin
-from chairlift.server.twin.what_if_view import ANSWERED, what_if
+from chairlift.server.twin.what_if_view import what_if
 
 _DEFAULT_PAGE, _MOST = 20, 100
 LIST_QUERY = {
@@ -32,7 +33,7 @@ LIST_QUERY = {
     "model": str,
     "limit": Annotated[int, Meta(ge=1, le=_MOST)],
 }
-SHOW_QUERY = {"faster": Literal["true", "false", "1", "0"]}
+SHOW_QUERY = {"what_if": Literal["true", "false", "1", "0"]}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -59,27 +60,27 @@ async def show_request(request: Request) -> Response:
     request_id = request.path_params["request"]
     if not _ID.fullmatch(request_id):
         raise ApiError(400, "a request's id has up to 100 letters, digits, '-' and '_'", "request", "invalid_id")
-    faster = query_of(request, SHOW_QUERY).get("faster", "false")
-    if faster not in ("true", "false", "1", "0"):
-        raise ApiError(400, f"faster must be true or false, got {faster!r}", "faster")
+    simulated = query_of(request, SHOW_QUERY).get("what_if", "false")
+    if simulated not in ("true", "false", "1", "0"):
+        raise ApiError(400, f"what_if must be true or false, got {simulated!r}", "what_if")
     viewer = Viewer.of(request.scope)
     found = [each for model in models_of(request).all() for each in _find(model, viewer, request_id)]
     if not found:
         problem = f"there is no request {request_id!r}: it may have ended more than 10 minutes ago, or be another's"
         raise ApiError(404, problem, "request", "request_not_found")
     views = await _views(found[:_MOST], viewer)
-    if faster in ("true", "1"):
+    if simulated in ("true", "1"):
         async with until_gone(request.receive):
             await _add_what_if(request.app.state.twin, viewer, found[:_MOST], views)
     return as_json({"object": "request", "id": request_id, "parts": views, "has_more": len(found) > _MOST})
 
 
-async def show_trace(request: Request) -> Response:
-    """The last minute of all models, in Chrome's trace format."""
+async def show_timeline(request: Request) -> Response:
+    """The last minute of all models, in Chrome's Trace Event Format."""
     check_same_site(request.scope)
     now, viewer = time.monotonic(), Viewer.of(request.scope)
     models = [snapshot(model, viewer, now) for model in models_of(request).all()]
-    raw = await off_loop(sum(model.size for model in models), lambda: trace_document(models, now))
+    raw = await off_loop(sum(model.size for model in models), lambda: timeline_document(models, now))
     return Response(raw, media_type="application/json")
 
 

@@ -10,6 +10,7 @@ from typing import get_args
 from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
+from chairlift.runners.items import TEXT_TASKS
 from chairlift.server import forecast_routes, recording_routes, request_routes, settings_routes, status
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
@@ -27,7 +28,6 @@ from chairlift.server.responses import response_routes as responses
 from chairlift.server.twin import settings_change
 
 _ITEM_TASKS: tuple[str, ...] = get_args(Task)
-_TEXT_TASKS = ("embed", "classify", "rerank")
 _generate = partial(
     Endpoint,
     tag="language models",
@@ -105,7 +105,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tei.tokenize,
         "The tokens of a prompt or a chat, or of texts as TEI has it",
         (token_routes.TokenizeBody, tei.TeiTokenizeBody),
-        tasks=("generate", *_TEXT_TASKS),
+        tasks=("generate", *TEXT_TASKS),
     ),
     _tokens("/detokenize", token_routes.detokenize, "The text of tokens", (token_routes.DetokenizeBody,)),
     _items(
@@ -151,7 +151,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         pooling.pooling,
         "What a model gives for texts or their tokens, as vLLM has it",
         (pooling.PoolingBody,),
-        tasks=("embed", "classify", "rerank"),
+        tasks=TEXT_TASKS,
     ),
     _tei("POST", "/embed", tei.embed, "Embed texts, as TEI has it", (tei.EmbedBody,), tasks=("embed",)),
     _tei("POST", "/embed_all", tei.embed_all, "Embed tokens, as TEI has it", (tei.EmbedAllBody,), tasks=("embed",)),
@@ -166,7 +166,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _tei(
         "POST", "/similarity", tei.similarity, "Compare texts, as TEI has it", (tei.SimilarityBody,), tasks=("embed",)
     ),
-    _tei("POST", "/decode", tei.decode_ids, "Texts of tokens, as TEI has it", (tei.DecodeBody,), tasks=_TEXT_TASKS),
+    _tei("POST", "/decode", tei.decode_ids, "Texts of tokens, as TEI has it", (tei.DecodeBody,), tasks=TEXT_TASKS),
     _tei(
         "POST",
         "/predict",
@@ -181,14 +181,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         tei.default,
         "What the model does, as TEI has it",
         (tei.EmbedBody, tei.TeiPredictBody, tei.RanksBody),
-        tasks=("embed", "classify", "rerank"),
+        tasks=TEXT_TASKS,
     ),
     _tei(
         "GET",
         "/info",
         tei.info,
         "A model and its limits, as TEI has it",
-        tasks=("embed", "classify", "rerank"),
+        tasks=TEXT_TASKS,
         query={"model": str},
         right=None,
     ),
@@ -263,15 +263,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/requests/{request}",
         request_routes.show_request,
-        "Why a request waits, or what became of it; with `faster` also what would have made it faster",
+        "Why a request waits, or what became of it; with `what_if` also what would have made it faster",
         query=request_routes.SHOW_QUERY,
     ),
     _server(
         "GET",
-        "/v1/trace",
-        request_routes.show_trace,
+        "/v1/timeline",
+        request_routes.show_timeline,
         "Steps and requests of the last minute, as ui.perfetto.dev opens them",
-        answer="JSON in Chrome's trace format",
+        answer="JSON in Chrome's Trace Event Format",
         right="admin",
         local=True,
     ),

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from chairlift.bodies import decode
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import InvalidRequest
+from chairlift.plan.tuner import COUNTS
 from chairlift.server.http.exchange import as_json, read_body
 from chairlift.server.http.origins import check_same_site
 from chairlift.server.models.item_service import ItemService
@@ -17,9 +18,6 @@ from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.twin.settings_change import BODY, OtherSettings, configured_with, given_in, other_settings
 
 log = logging.getLogger(__name__)
-
-# What memory and buffers are for: no more than a model was loaded with.
-_COUNTS = ("max_num_seqs", "batch_size", "max_num_batched_tokens")
 
 
 async def change_settings(request: Request) -> Response:
@@ -65,7 +63,8 @@ def _check_live(configured: SequenceConfig, config: SequenceConfig, given: dict[
     if config.strategy != configured.strategy:
         problem = f"the strategy of a running model can't change: start `{model}` with --strategy {config.strategy}"
         raise InvalidRequest(problem, "strategy")
-    for name in _COUNTS:
+    # What memory and buffers are for: no more than a model was loaded with.
+    for name in COUNTS:
         most = getattr(configured, name)
         if name in given and most is not None and given[name] > most:
             raise _too_many(name, given[name], most, model)

@@ -68,7 +68,8 @@ def test_what_is_printed_can_be_copied(
     trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.json"
-    assert plan("--trace", trace, "--profile", profile, "--ttft-ms", 900, "--itl-ms", 60, "--out", out) == 0
+    targets = ("--target-ttft-ms", 900, "--target-itl-ms", 60)
+    assert plan("--trace", trace, "--profile", profile, *targets, "--out", out) == 0
     text = capsys.readouterr().out
     assert "TTFT within 900 ms, ITL within 60 ms, for 95%" in text
     assert "made up; the HTTP front takes 1.00 ms a request" in text
@@ -142,8 +143,8 @@ def test_a_picture(trace: Path, profile: Path, tmp_path: Path) -> None:
         (("--trace", "TRACE", "--trace-model", "other"), "--trace-model other: the trace has"),
         ((*DESCRIBED[:-1], "normal:4"), "length 'normal:4' is not constant:N"),
         ((*DESCRIBED, "--rate", "0"), "--rate must be more than 0"),
-        ((*DESCRIBED, "--ttft-ms", "-5"), "--ttft-ms must be more than 0"),
-        ((*DESCRIBED, "--ttft-ms", "5", "--mode", "balanced"), "--mode is for those who give no target"),
+        ((*DESCRIBED, "--target-ttft-ms", "-5"), "--target-ttft-ms must be more than 0"),
+        ((*DESCRIBED, "--target-ttft-ms", "5", "--mode", "balanced"), "--mode is for those who give no target"),
         ((*DESCRIBED, "--percentile", "100"), "percentile must be between 0 and 100"),
         ((*DESCRIBED, "--processes", "0"), "--processes must be at least 1"),
         ((*DESCRIBED, "--out", "nowhere/plan.json"), "--out nowhere/plan.json: there is no folder"),
@@ -198,7 +199,7 @@ def test_a_plan_for_models_that_answer_in_one_call(
     items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
-    wanted = ("--profile", items, "--rate", 100, "--items", 3, "--e2e-ms", 60, "--out", out)
+    wanted = ("--profile", items, "--rate", 100, "--items", 3, "--target-e2e-ms", 60, "--out", out)
     draws = ("--plot", picture) if find_spec("matplotlib") else ()
     assert plan_items(*wanted, *draws) == 0
     text = capsys.readouterr().out
@@ -242,8 +243,8 @@ def test_a_trace_of_items(items: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (("--rate", 5, "--output-lengths", "constant:4"), "--output-lengths is of answers token by token"),
         (("--rate", 5, "--input-lengths", "constant:4"), "--input-lengths is of texts"),
         (("--rate", 5, "--items", 0), "--items must be between 1 and"),
-        (("--rate", 5, "--ttft-ms", 4), "--ttft-ms and --itl-ms are of answers token by token"),
-        (("--rate", 5, "--itl-ms", 4), "--ttft-ms and --itl-ms are of answers token by token"),
+        (("--rate", 5, "--target-ttft-ms", 4), "--target-ttft-ms and --target-itl-ms are of answers token by token"),
+        (("--rate", 5, "--target-itl-ms", 4), "--target-ttft-ms and --target-itl-ms are of answers token by token"),
         (("--rate", 5, "--examples", "nowhere"), "--examples nowhere"),
         (("--trace", "TRACE"), "has no requests to a model that answers in one call"),
         (("--rate", 5, "--profile", "OTHER"), "it must hold one model that answers in one call, and has 0"),

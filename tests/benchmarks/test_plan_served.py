@@ -136,7 +136,7 @@ def test_a_plan_of_what_answers_in_one_call(make: Any, capsys: pytest.CaptureFix
     service, dispatcher = make()
     lengths = () if make is adder else ("--input-lengths", "constant:8")
     with listening(service) as it:
-        assert plan(it.url, "--rate", 50, *lengths, "--e2e-ms", 100) == 0
+        assert plan(it.url, "--rate", 50, *lengths, "--target-e2e-ms", 100) == 0
     text = capsys.readouterr().out
     assert "how many cores one takes is not seen" in text
     assert "items/s" in text

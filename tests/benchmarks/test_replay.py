@@ -163,7 +163,7 @@ def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path, capsys
         (["--seconds", "-1"], "--seconds must be more than 0, and finite, got -1"),
         (["--seconds", "nan"], "--seconds must be more than 0, and finite, got nan"),
         (["--drain", "inf"], "--drain must be from 0 to 2592000 seconds, got inf"),
-        (["--slo-ttft-ms", "nan"], "--slo-ttft-ms must be more than 0, and finite, got nan"),
+        (["--target-ttft-ms", "nan"], "--target-ttft-ms must be more than 0, and finite, got nan"),
         (["--trace-model", "third"], "--trace-model third: the trace has other"),
     ],
 )

@@ -183,13 +183,15 @@ def test_names_of_other_servers_lead_to_settings_that_there_are() -> None:
         ("serve", "--model", "name the model as the first argument"),
         ("serve", "--qqqq", "there is no --qqqq\n"),
         ("run", "--concurency", "did you mean --concurrency?"),
+        ("plan", "--ttft-ms", "did you mean --target-ttft-ms?"),
+        ("why", "--faster", "there is no --faster\n"),
         ("bench", "--quick", "there is no --quick"),
     ],
 )
 def test_a_flag_that_there_is_not(command: str, flag: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    more = {"serve": [], "run": ["in.jsonl", "-o", "out.jsonl"], "bench": ["strategies"]}[command]
+    needed = {"run": ["in.jsonl", "-o", "out.jsonl"], "bench": ["strategies"], "plan": ["m"], "why": ["ID"]}
     with pytest.raises(SystemExit) as left:
-        main([command, *more, flag])
+        main([command, *needed.get(command, []), flag])
     assert (left.value.code, says in capsys.readouterr().err) == (2, True)
 
 
@@ -227,6 +229,11 @@ def test_classes_in_a_file_are_found_from_it(model: str, expected: str, tmp_path
         ('[models.a]\nmodel = "m"\ninstance_group = 1', [], "unknown key 'models.a.instance_group'"),
         ('[models.a]\nmodel = "m"\nhttp_port = 1', [], "unknown key 'models.a.http_port'$"),
         ('[models.a]\nmodel = "m"\nweight = -1', [], "weight must not be negative"),
+        (
+            'max_waiting = 7\n[models.a]\nmodel = "m"\n[models.b]\nmodel = "m"\nstrategy = "static"',
+            [],
+            "max_waiting 7 is less than batch_size 8",
+        ),
         ('[models.a]\nmodel = "m"\nmax_batch_size = 1', [], r"models\.a\.max_batch_size has no effect on 'm'"),
         ('[models.a]\nmodel = "encoder"\nmax_num_seqs = 1', [], r"models\.a\.max_num_seqs has no effect on 'encoder'"),
         ('[models.a]\nmodel = "m"\nmax_waiting = 1', [], r"models\.a\.max_waiting has no effect .* above the tables"),

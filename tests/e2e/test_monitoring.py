@@ -17,8 +17,8 @@ pytestmark = pytest.mark.processes
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def test_a_chat_is_seen_by_the_collector_and_in_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, out = language_model(tmp_path / "tiny"), tmp_path / "trace.json"
+def test_the_collector_and_the_timeline_have_a_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = language_model(tmp_path / "tiny"), tmp_path / "timeline.json"
     flags = ("--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01")
     with Collector() as collector, Server(str(model), *flags, "--otlp-endpoint", collector.url) as server:
         server.wait_ready()
@@ -26,7 +26,7 @@ def test_a_chat_is_seen_by_the_collector_and_in_the_trace(tmp_path: Path, capsys
         headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
         answer = server.http.post("/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200
-        assert main(["trace", server.url, "--out", str(out)]) == 0
+        assert main(["timeline", server.url, "--out", str(out)]) == 0
         assert "ui.perfetto.dev" in capsys.readouterr().out
         server.process.terminate()
         assert server.wait_ended() == 0, "who leaves in order has sent all"

@@ -73,17 +73,17 @@ def test_a_request_that_waits_behind_others_says_so_and_has_its_phases_afterward
     parts = sum(phases[name] for name in ("queued_s", "prefill_s", "decode_s"))
     assert parts == pytest.approx(phases["total_s"], abs=0.01)
     assert (part["steps"], part["mean_batch"]) == (200, 1)
-    assert part["faster"][0]["setting"] == "max_num_seqs"
-    assert part["faster"][0]["seconds"] <= phases["queued_s"]
+    assert part["hints"][0]["setting"] == "max_num_seqs"
+    assert part["hints"][0]["seconds"] <= phases["queued_s"]
     said = command(server, "why", told["id"])
     assert said.returncode == 0, said.stderr
     assert "max_num_seqs" in said.stdout
-    simulated = command(server, "why", "--faster", told["id"])
+    simulated = command(server, "why", "--what-if", told["id"])
     assert simulated.returncode == 0, simulated.stderr
     assert "the twin takes" in simulated.stdout
     # More slots are only as good as what their steps were measured to take here: tests/server/test_forecast.py.
     assert "with another machine like this one beside it" in simulated.stdout, "many waited for one place"
-    refused = command(server, "why", "--faster", told["id"], name="bob")
+    refused = command(server, "why", "--what-if", told["id"], name="bob")
     assert refused.returncode == 1
     assert "there is no request" in refused.stderr
 

@@ -1,6 +1,7 @@
 """A plan as a whole: what it chooses, why, and on how many machines, where that can be told beforehand."""
 
 import random
+import tomllib
 from collections.abc import Iterator
 from math import inf
 from typing import Any
@@ -13,10 +14,11 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.advice import facts_of
+from chairlift.plan.as_copied import as_flags, as_toml
 from chairlift.plan.case import Point
 from chairlift.plan.figures import Latencies
 from chairlift.plan.machine_profile import FrontCost
-from chairlift.plan.planner import ServingPlan, as_flags, knee, make_plan, replicas_for, with_mode
+from chairlift.plan.planner import ServingPlan, knee, make_plan, replicas_for, with_mode
 from chairlift.plan.search import Trial, num_requests
 from chairlift.plan.sequence_advice import longest_of, sequence_decision
 from chairlift.plan.sequence_candidates import with_strategy
@@ -252,3 +254,13 @@ def test_settings_as_flags() -> None:
         *("--revision", "v1.0", "--warm-up-sizes", "[1, 8]"),
         *("--options", '{"a": null}', "--call-timeout-s", "null"),
     ]
+
+
+def test_settings_as_a_file() -> None:
+    settings: dict[str, Any] = {"target_itl_ms": 1234567.0, "max_wait_ms": 7.5, "bisect": True, "revision": 'a "b"'}
+    settings["warm_up_sizes"] = (1, 8)
+    lines = as_toml(settings | {"options": {"scale": 2.0}, "call_timeout_s": None}).splitlines()
+    assert lines[:3] == ["target_itl_ms = 1234567", "max_wait_ms = 7.5", "bisect = true"]
+    assert tomllib.loads("\n".join(lines)) == settings | {"warm_up_sizes": [1, 8], "options": {"scale": 2.0}}
+    assert lines[5] == 'options = { "scale" = 2.0 }'
+    assert lines[6].startswith("# call_timeout_s is null")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from chairlift.errors import BadItem, RequestFailed
-from chairlift.runners.out_of_memory import is_out_of_memory, one_line, text_of
+from chairlift.runners.error_text import first_line, one_line, text_of
+from chairlift.runners.out_of_memory import is_out_of_memory
 
 
 class Unreadable(RuntimeError):
@@ -48,3 +49,4 @@ def test_any_error_has_a_text_that_can_be_sent() -> None:
     assert text_of(Unreadable()) == "(its text can't be had: KeyError)"
     assert one_line(Unreadable()) == "Unreadable: (its text can't be had: KeyError)"
     assert one_line(ValueError("a\udc80b\nc")) == "ValueError: a\\udc80b"
+    assert (first_line(ValueError("\na\udc80b\nc")), first_line(ValueError())) == ("a\\udc80b", "ValueError")

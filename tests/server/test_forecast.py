@@ -100,7 +100,7 @@ async def ask(front: Front, body: Any = None, path: str = PATH, client: str = "1
     return await front.call("POST", path, {} if body is None else body, headers=HERE | more, client=client)
 
 
-async def why_not_faster(front: Front, request_id: str, name: str | None = None, query: str = "faster=true") -> Answer:
+async def why_not_faster(front: Front, request_id: str, name: str | None = None, query: str = "what_if=true") -> Answer:
     headers = bearer(name) if name else None
     return await front.call("GET", f"/v1/requests/{request_id}", headers=headers, query=query)
 
@@ -338,8 +338,10 @@ def test_models_that_answer_in_one_call_have_forecasts_of_their_own(here: list[A
         assert (told["now"]["ttft"] is None, told["tried"]["latency"][1] > 0) == (False, True)
         assert told["settings"]["tried"] == {"max_batch_size": 1, "max_wait_ms": 0.0, "target_latency_ms": None}
         assert told["flags"] == "--max-batch-size 1"
-        told = (await ask(front, {"target_latency_ms": 20}, path=path)).json()
-        assert told["settings"]["tried"]["target_latency_ms"] == 20
+        told = (await ask(front, {"target_latency_ms": 12345.67}, path=path)).json()
+        assert told["settings"]["tried"]["target_latency_ms"] == 12345.67
+        assert told["flags"] == "--target-latency-ms 12345.67"
+        assert told["toml"] == "target_latency_ms = 12345.67"
         for body, param in (
             ({"max_num_seqs": 2}, "max_num_seqs"),
             ({"strategy": "none"}, "strategy"),
@@ -393,14 +395,14 @@ def test_what_would_have_made_it_faster_is_told_on_request(here: list[Any]) -> N
         assert told["measured_s"] == pytest.approx(request.total_s, abs=1e-3)
         assert told["predicted_s"] == pytest.approx(told["measured_s"], rel=0.1)
         assert told["untried"] == []
-        changes = {each["change"]: each for each in told["faster"]}
+        changes = {each["change"]: each for each in told["changes"]}
         assert {"max_num_seqs = 8", "a priority before all others"} <= changes.keys()
         assert "another machine like this one beside it" in changes
         more = changes["max_num_seqs = 8"]
         assert (more["setting"], more["value"]) == ("max_num_seqs", 8)
         assert more["total_s"] <= 0.9 * told["predicted_s"]
         assert more["saves"] == pytest.approx(1 - more["total_s"] / told["predicted_s"], abs=0.01)
-        assert [each["total_s"] for each in told["faster"]] == sorted(each["total_s"] for each in told["faster"])
+        assert [each["total_s"] for each in told["changes"]] == sorted(each["total_s"] for each in told["changes"])
         assert f"with max_num_seqs = 8 {more['total_s']:.2f} s" in told["text"]
         assert "simulated" in "\n".join(why.words(part))
         assert told["text"] in "\n".join(why.words(part))
@@ -428,7 +430,7 @@ def test_where_nothing_would_have_helped_that_is_said(here: list[Any]) -> None:
         )
         (part,) = (await why_not_faster(front, alone.id)).json()["parts"]
         told = part["what_if"]
-        assert told["faster"] == []
+        assert told["changes"] == []
         assert "none of what was tried would have made it 10% faster" in told["text"]
 
     run(go)
@@ -475,8 +477,8 @@ def test_of_what_was_not_answered_nothing_is_simulated(here: list[Any]) -> None:
         assert (part["what_if"], here) == (None, [])
         front.gone.set()
         await asking
-        assert (await why_not_faster(front, slowest(front).id, query="faster=maybe")).status == 400
-        assert (await why_not_faster(front, slowest(front).id, query="quicker=1")).status == 400
+        assert (await why_not_faster(front, slowest(front).id, query="what_if=maybe")).status == 400
+        assert (await why_not_faster(front, slowest(front).id, query="faster=true")).status == 400
 
     run(go)
 
@@ -508,7 +510,7 @@ def test_another_tenants_requests_are_in_the_way_and_are_not_told_of(keys: str, 
         assert set(answered.json()["parts"][0]["what_if"]) == {
             "measured_s",
             "predicted_s",
-            "faster",
+            "changes",
             "untried",
             "text",
         }
@@ -545,7 +547,7 @@ def test_what_there_was_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) ->
         told = part["what_if"]
         assert "a priority before all others" in told["untried"]
         assert "for want of time: max_num_seqs = 8" in "\n".join(why.words(part))
-        assert [each["change"] for each in told["faster"]] == ["max_num_seqs = 4"]
+        assert [each["change"] for each in told["changes"]] == ["max_num_seqs = 4"]
 
     run(go)
 
@@ -712,6 +714,6 @@ def test_the_real_process_answers_over_http() -> None:
         assert told.status == 200, told.body
         assert told.json()["tried"]["ttft"][0] < told.json()["measured"]["ttft"][0]
         (part,) = (await why_not_faster(front, slowest(front).id)).json()["parts"]
-        assert part["what_if"]["faster"]
+        assert part["what_if"]["changes"]
 
     run(go)

@@ -46,7 +46,7 @@ def test_requests_items_and_batches() -> None:
     assert numbers["batch_timed_seconds_total",] == pytest.approx(0.004)
     assert numbers["batch_duration_seconds_count",] == 2
     assert numbers["batch_prediction_error_ratio_count",] == 2
-    assert (numbers["items_waiting",], numbers["items_running",], numbers["queue_seconds",]) == (0, 0, 0)
+    assert (numbers["items_waiting",], numbers["items_running",], numbers["queued_work_seconds",]) == (0, 0, 0)
 
 
 def test_a_poison_item_is_found_and_counted() -> None:
@@ -132,5 +132,7 @@ def test_both_kinds_of_models_share_a_page() -> None:
     models = Models([asyncio.run(make()).service, embedder()[0]])
     text = generate_latest(Exposition(models, tuple).registry).decode()
     assert text.count("# TYPE chairlift_requests_finished_total counter") == 1
+    assert "# HELP chairlift_requests_finished_total Requests that ended, by how; of a language model each seq" in text
+    assert "# HELP chairlift_requests_running Sequences that run (4 of a request with n=4)." in text
     assert 'chairlift_requests_finished_total{model="tiny",reason="stop"} 0.0' in text
     assert 'chairlift_requests_finished_total{model="embedder",reason="done"} 0.0' in text

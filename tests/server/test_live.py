@@ -164,6 +164,7 @@ def test_watchers_are_few_and_share_one_message() -> None:
         watchers = [feed.watch() for _ in range(MOST_WATCHERS)]
         refused = await get(front)
         assert (refused.status, refused.error["code"]) == (429, "too_many_watchers")
+        assert refused.headers["retry-after"] == "5"
         messages = [await anext(each) for each in watchers]
         assert all(each is messages[0] for each in messages)
         feed.close()

@@ -117,6 +117,7 @@ def test_few_record_at_a_time() -> None:
         await until(lambda: len(front.service.recorders) == recording_routes.MOST_RECORDINGS)
         refused = await record(front)
         assert (refused.status, refused.error["code"]) == (429, "too_many_recordings")
+        assert refused.headers["retry-after"] == "5"
         front.gone.set()
         await asyncio.gather(*recordings)
         front.gone.clear()

@@ -290,27 +290,27 @@ def test_what_it_waited_for_says_what_would_have_made_it_faster(
     settings: dict[str, Any], reason: str, setting: str
 ) -> None:
     waits = {reason: 9.0, "waiting_for_tokens" if reason != "waiting_for_tokens" else "waiting_for_itl": 0.01}
-    (hint,) = ended_with(SequenceConfig(model="m", **settings), queued=3.0, prefill=0.01, waits=waits)["faster"]
+    (hint,) = ended_with(SequenceConfig(model="m", **settings), queued=3.0, prefill=0.01, waits=waits)["hints"]
     assert (hint["setting"], hint["seconds"]) == (setting, 3.0), "no longer than it waited at all"
 
 
 def test_a_prompt_that_was_not_cached_and_preemptions_are_told_and_trifles_are_not() -> None:
     config = SequenceConfig(model="m")
-    assert ended_with(config, queued=0.2, prefill=0.2, waits={"waiting_for_slots": 0.2})["faster"] == []
-    (hint,) = ended_with(config, queued=0.0, prefill=2.0)["faster"]
+    assert ended_with(config, queued=0.2, prefill=0.2, waits={"waiting_for_slots": 0.2})["hints"] == []
+    (hint,) = ended_with(config, queued=0.0, prefill=2.0)["hints"]
     assert (hint["setting"], hint["seconds"]) == (None, 2.0)
     assert "50 of 50 tokens" in hint["text"]
-    assert ended_with(config, queued=0.0, prefill=2.0, cached=48)["faster"] == []
-    (hint,) = ended_with(SequenceConfig(model="m", enable_prefix_caching=False), queued=0.0, prefill=2.0)["faster"]
+    assert ended_with(config, queued=0.0, prefill=2.0, cached=48)["hints"] == []
+    (hint,) = ended_with(SequenceConfig(model="m", enable_prefix_caching=False), queued=0.0, prefill=2.0)["hints"]
     assert hint["setting"] == "enable_prefix_caching"
-    (hint,) = ended_with(config, queued=0.0, prefill=0.0, preemptions=3)["faster"]
+    (hint,) = ended_with(config, queued=0.0, prefill=0.0, preemptions=3)["hints"]
     assert (hint["setting"], hint["seconds"]) == ("kv_cache_gb", None)
 
 
 def test_what_is_cached_is_not_told_where_the_server_keeps_that_to_itself() -> None:
     told = ended_with(SequenceConfig(model="m"), queued=0.0, prefill=2.0, cached=16, show_cached=False)
     assert told["cached_tokens"] is None
-    assert told["faster"] == []
+    assert told["hints"] == []
 
 
 def test_what_ended_is_kept_for_a_while_and_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:

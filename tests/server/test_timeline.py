@@ -1,4 +1,4 @@
-"""GET /v1/trace: the last minute as viewers of the Trace Event Format open it, and who may see it."""
+"""GET /v1/timeline: the last minute as viewers of the Trace Event Format open it, and who may see it."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics import sequences
 from chairlift.server.models.request_log import EndedRequest, Viewer
-from chairlift.server.requests.timeline import ModelSnapshot, snapshot, trace_document
+from chairlift.server.requests.timeline import ModelSnapshot, snapshot, timeline_document
 
 NOBODY = Viewer(None, False)
 NOW = 1000.0
@@ -33,7 +33,7 @@ def ended(name: str, end: float, queued: float, prefill: float, decode: float, *
 
 
 def drawn(*requests: EndedRequest, steps: tuple[Any, ...] = ()) -> Any:
-    document = trace_document([ModelSnapshot("tiny", list(requests), list(steps), [])], NOW)
+    document = timeline_document([ModelSnapshot("tiny", list(requests), list(steps), [])], NOW)
     return check_trace(json.loads(document))
 
 
@@ -97,7 +97,7 @@ def test_steps_never_overlap_and_counters_say_what_changes() -> None:
     ]
 
 
-def test_random_requests_make_a_sound_trace() -> None:
+def test_random_requests_make_a_sound_timeline() -> None:
     chance = random.Random(3)
     requests = [
         ended(f"r{n}", 1000 - 90 * chance.random(), *(chance.choice((0.0, 4 * chance.random())) for _ in range(3)))
@@ -131,7 +131,7 @@ def test_a_server_draws_what_is_live_and_what_ended() -> None:
         client.on_step(EngineStats(steps=1))  # nothing was computed
         first.push(SequenceUpdate(first.request.id, [70, 70], FinishReason.LENGTH))
         await tasks[0]
-        answer = await front.call("GET", "/v1/trace", headers=key)
+        answer = await front.call("GET", "/v1/timeline", headers=key)
         assert answer.headers["content-type"] == "application/json"
         kinds = check_trace(answer.json())
         told = {event["name"]: event["args"]["finish_reason"] for event in slices(kinds, "request")}
@@ -157,7 +157,7 @@ def test_calls_of_a_model_for_items_lie_on_their_instance() -> None:
         while dispatcher.scheduler.num_running < 1:
             await asyncio.sleep(0.001)
         now = time.monotonic()
-        kinds = check_trace(json.loads(trace_document([snapshot(service, NOBODY, now)], now)))
+        kinds = check_trace(json.loads(timeline_document([snapshot(service, NOBODY, now)], now)))
         assert sum(call["args"]["items"] for call in slices(kinds, "call")) == 2
         tracks = [event["args"]["name"] for event in kinds["M"] if event["name"] == "thread_name"]
         assert tracks == ["instance 0", "slot 1"]
@@ -194,15 +194,15 @@ def test_only_admins_and_this_machine_see_it(tmp_path: Path) -> None:
         front = Front(api_keys=keys)
         body = {"prompt": "hello", "max_tokens": 1}
         assert (await front.post("/v1/completions", body, headers=bearer("alice"))).status == 200
-        assert (await front.call("GET", "/v1/trace")).status == 401
-        refused = await front.call("GET", "/v1/trace", headers=bearer("alice"))
+        assert (await front.call("GET", "/v1/timeline")).status == 401
+        refused = await front.call("GET", "/v1/timeline", headers=bearer("alice"))
         assert (refused.status, refused.error["code"]) == (403, "missing_right")
-        seen = await front.call("GET", "/v1/trace", headers=bearer("root"))
+        seen = await front.call("GET", "/v1/timeline", headers=bearer("root"))
         ids = [event["id"] for event in check_trace(seen.json())["b"]]
         assert len(ids) == 1, "an admin sees the requests of all"
-        far = await Front().call("GET", "/v1/trace")
+        far = await Front().call("GET", "/v1/timeline")
         assert (far.status, far.error["code"]) == (403, "not_local")
-        elsewhere = await Front().call("GET", "/v1/trace", headers=THERE, client="127.0.0.1")
+        elsewhere = await Front().call("GET", "/v1/timeline", headers=THERE, client="127.0.0.1")
         assert (elsewhere.status, elsewhere.error["code"]) == (403, "cross_origin")
 
     run(go)

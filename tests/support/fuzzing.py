@@ -124,7 +124,7 @@ READS = (
         "/v1/responses/resp_1/input_items?limit=2",
         "/v1/requests?status=ended&limit=2",
         "/v1/requests/chatcmpl-1",
-        "/v1/requests/chatcmpl-1?faster=true",
+        "/v1/requests/chatcmpl-1?what_if=true",
     ),
 )
 _KINDS = ("valid", "tree", "tree", "tree", "tree", "bytes", "headers", "raw", "path", "upload", "read")

@@ -4,24 +4,14 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from math import inf
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from chairlift.core.queue import Rank
+from chairlift.core.queue import HasRank, Rank
 from chairlift.core.sequences.forecast import Forecast
 
 _rank = attrgetter("rank")
 # From so many to so many in the queue there is a mark: a forecast to go on from.
 _STRIDE = 32
-
-
-class HasRank(Protocol):
-    """One who waits."""
-
-    @property
-    def rank(self) -> Rank:
-        """Lower is sooner."""
-        ...
-
 
 W = TypeVar("W", bound=HasRank)
 

@@ -8,7 +8,7 @@ import msgspec
 from chairlift.core.finished import Finished
 from chairlift.core.items.item import Failure
 from chairlift.errors import ITEM_ENDS_WORKER, RequestFailed
-from chairlift.runners.out_of_memory import text_of
+from chairlift.runners.error_text import describe
 
 # Is handed the parts of a step of a stream, by item. Of those it returns they are also in the results; of all, if it
 # returns None. Raises Unwanted.
@@ -37,11 +37,6 @@ class CallFailed(Exception):
         super().__init__(detail)
         self.failure = failure
         self.detail = detail
-
-
-def describe(error: BaseException) -> str:
-    """Say in one line what was raised."""
-    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def raisable(error: BaseException) -> BaseException:

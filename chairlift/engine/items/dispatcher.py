@@ -20,9 +20,10 @@ from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, describe, error_of, raisable
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, error_of, raisable
 from chairlift.engine.machine import MachineTurns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
+from chairlift.runners.error_text import describe
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +77,7 @@ class _Entry:
 
     __slots__ = ("item", "on_part", "owner", "payload", "ticket")
 
-    def __init__(
-        self, item: Item, payload: Any, ticket: Ticket, on_part: OnPart | None, owner: Hashable = None
-    ) -> None:
+    def __init__(self, item: Item, payload: Any, ticket: Ticket, on_part: OnPart | None, owner: Hashable) -> None:
         self.item = item
         self.owner = owner
         self.payload = payload

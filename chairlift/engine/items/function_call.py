@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from chairlift.core.items.item import Failure
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, describe
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts
 from chairlift.errors import RequestFailed
+from chairlift.runners.error_text import describe
 from chairlift.runners.out_of_memory import is_out_of_memory
 
 ThreadTask = tuple[Callable[[Any], Any], Any, "asyncio.Future[Any]", asyncio.AbstractEventLoop]

@@ -12,11 +12,12 @@ import zmq
 from chairlift.config.items import ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.items.arrays import decode, encode
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, describe
+from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted
 from chairlift.engine.items.messages import Done, Failed, InstanceReady, ItemsToFront, Parts, RunBatch, StopBatch
 from chairlift.engine.supervisor import Supervised, Supervisor, WorkerState
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.errors import BadItem, RequestFailed, Unavailable
+from chairlift.runners.error_text import describe
 from chairlift.runners.items import ItemInfo
 
 # The batch that runs, and the one that follows it at once.

@@ -20,7 +20,7 @@ from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.items.arrays import decode, encode
-from chairlift.engine.items.call import CallFailed, CallResult, Unwanted, describe
+from chairlift.engine.items.call import CallFailed, CallResult, Unwanted
 from chairlift.engine.items.messages import (
     Done,
     Failed,
@@ -35,13 +35,12 @@ from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.worker_main import run_worker
 from chairlift.engine.worker_messages import Shutdown
 from chairlift.errors import BadItem, InvalidRequest
-from chairlift.runners.items import Encoding, ItemInfo, ItemRunner, StreamingRunner
+from chairlift.runners.error_text import describe, one_line, text_of
+from chairlift.runners.items import TEXT_TASKS, Encoding, ItemInfo, ItemRunner, StreamingRunner
 from chairlift.runners.make_runner import make_runner
-from chairlift.runners.out_of_memory import is_out_of_memory, one_line, text_of
+from chairlift.runners.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
-
-_OF_TEXTS = ("embed", "classify", "rerank")
 
 Emit = Callable[[dict[int, Any]], None]
 Received = tuple[ItemsToWorker, list[memoryview]]
@@ -96,7 +95,7 @@ class ItemWorker:
         self.runner = runner
         self.socket = socket
         self._line = line
-        self._payloads: Any = list[Encoding] if info.task in _OF_TEXTS else list[Any]
+        self._payloads: Any = list[Encoding] if info.task in TEXT_TASKS else list[Any]
         self._decoder = msgspec.msgpack.Decoder(ItemsToWorker)
         self._idle = 0.0
         # What came while a stream was computed, in its order.

@@ -16,8 +16,9 @@ from chairlift.core.sequences.standing import SequenceState, Standing, standings
 from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.sequences.calibrate import calibrate, is_on_gpu
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput
+from chairlift.runners.error_text import one_line
 from chairlift.runners.low_priority import rest
-from chairlift.runners.out_of_memory import is_out_of_memory, one_line
+from chairlift.runners.out_of_memory import is_out_of_memory
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 log = logging.getLogger(__name__)

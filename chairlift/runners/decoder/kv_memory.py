@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
+from chairlift.runners.error_text import one_line
 from chairlift.runners.host_memory import host_available_bytes
-from chairlift.runners.out_of_memory import is_out_of_memory, one_line
+from chairlift.runners.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     # `chairlift check` computes this too, and has no torch.

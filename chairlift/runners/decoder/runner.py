@@ -16,7 +16,6 @@ from torch import Tensor
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Start, Step, StepResult
-from chairlift.errors import ConfigError
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.gguf.gguf_file import parts_of
@@ -36,6 +35,7 @@ from chairlift.runners.decoder.logprobs import Logprobs
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.recurrent_states import Saves, StateKeeper
 from chairlift.runners.decoder.sampler import Choice, Sampler
+from chairlift.runners.device import find_device
 from chairlift.runners.grammars.grammar import GrammarError
 from chairlift.runners.grammars.grammar_compiler import GrammarCompiler
 from chairlift.runners.grammars.grammar_rows import GrammarRows
@@ -88,7 +88,7 @@ class DecoderRunner:
         folder = Path(config.model)
         model_config = read_any_config(folder, config.implementation)
         max_model_len = max_length(config.max_model_len, model_config)
-        device = _device(config)
+        device = find_device(config.device)
         dtype = _dtype(config, model_config)
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
@@ -425,14 +425,6 @@ class DecoderRunner:
         if on_cuda:
             gc.collect()
             torch.cuda.empty_cache()
-
-
-def _device(config: SequenceConfig) -> torch.device:
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
-    return torch.device(config.device)
 
 
 def _dtype(config: SequenceConfig, model: DecoderConfig | TransformersConfig) -> torch.dtype:

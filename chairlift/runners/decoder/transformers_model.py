@@ -30,6 +30,7 @@ from chairlift.runners.decoder.transformers_layers import shorten
 from chairlift.runners.decoder.transformers_parts import put_in, set_apart
 from chairlift.runners.decoder.transformers_rotation import give_back, take_over
 from chairlift.runners.decoder.transformers_states import StatefulLayers, probe
+from chairlift.runners.error_text import first_line
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class TransformersModel:
             elif not steps.has_recordings:
                 problem = "the cache is too small to try it"
         except RuntimeError as error:
-            problem = _first_line(error)
+            problem = first_line(error)
         if problem:
             self.recorded = None
             log.warning("its decodes are not recorded as CUDA graphs, which makes them slow: %s", problem)
@@ -332,7 +333,7 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         except UnsupportedModel:
             raise
         except Exception as error:
-            raise UnsupportedModel(f"transformers can't load it: {_first_line(error)}") from error
+            raise UnsupportedModel(f"transformers can't load it: {first_line(error)}") from error
     for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, loading[kind])):
             raise UnsupportedModel(f"{kind.replace('_keys', '')} tensors: {', '.join(names[:3])}")
@@ -359,7 +360,7 @@ def _told() -> Iterator[None]:
     except UnsupportedModel:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"transformers fails to compute it: {_first_line(error)}") from error
+        raise UnsupportedModel(f"transformers fails to compute it: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -374,8 +375,3 @@ def _quiet() -> Iterator[None]:
     finally:
         transformers.logging.set_verbosity(before)
         transformers.logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -16,6 +16,7 @@ from chairlift.folders.sentence_files import SPLADE, SentenceFiles
 from chairlift.ops.base import Quantization
 from chairlift.ops.encoder import EncoderForward, Output, Texts, text_sums
 from chairlift.ops.select import has_bf16_products, select_ops
+from chairlift.runners.device import find_device
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
 from chairlift.runners.encoder.model import Projected, read_dense
 from chairlift.runners.items import Encoding, ItemInfo
@@ -70,7 +71,7 @@ class EncoderRunner:
         backbone = read_backbone(self._model, files.logit_score)
         self._task = task_of(self._model, raw)
         labels = () if self._task == "embed" else labels_of(raw if files.logit_score is None else {"num_labels": 1})
-        device = _device(self._device)
+        device = find_device(self._device)
         # Already what says which type is the fastest may compute.
         set_threads(self._num_threads)
         dtype = _dtype(self._dtype, device)
@@ -211,14 +212,6 @@ def texts_of(payloads: Sequence[Encoding]) -> Texts:
             if payload.type_ids is not None:
                 type_ids[start : start + len(payload.type_ids)] = payload.type_ids
     return Texts(token_ids, type_ids, starts)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
-    return torch.device(name)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

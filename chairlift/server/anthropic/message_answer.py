@@ -13,18 +13,18 @@ from chairlift.core.finished import FinishReason
 from chairlift.server.conversations.conversation import OpenConversation
 from chairlift.server.conversations.reply_steps import EarlyParts, reply_steps
 from chairlift.server.http.api_errors import ApiError, anthropic_error
-from chairlift.server.http.exchange import PartStream, as_json, encode_line, new_id, until_gone
+from chairlift.server.http.exchange import PartStream, as_json, new_id, sse_event, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
 
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_PING = sse_event("ping", {"type": "ping"})
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 
 
 def event(data: dict[str, Any]) -> bytes:
     """A server-sent event, named as its type is."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), encode_line(data))
+    return sse_event(data["type"], data)
 
 
 class MessageBlocks:
@@ -148,7 +148,7 @@ class MessageAnswer:
         close_all([self._sample])
 
     def _last(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % encode_line(anthropic_error(error, self._id))
+        return sse_event("error", anthropic_error(error, self._id))
 
     async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
         """One chunk for each step, which the writer may have written before."""

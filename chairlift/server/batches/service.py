@@ -21,7 +21,7 @@ from chairlift.server.batches.batch_run import BatchContext, BatchRun, too_late
 from chairlift.server.batches.data_folder import MAX_FILES, Folder, has_room
 from chairlift.server.batches.endpoints import BatchEndpoints
 from chairlift.server.batches.record import OVER, About, note
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, try_later
 from chairlift.server.http.endpoint import Endpoint
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.http.tenants import Keys, Tenant
@@ -228,7 +228,7 @@ class Batches:
         if not has_room(Counter(run.job.tenant for run in self._runs.values()), most, owner):
             limit = f"{most} are the limit (max_batches), of which one key may have no more than it leaves free"
             message = f"{len(self._runs)} batches are not over yet: {limit}"
-            raise ApiError(429, message, None, "too_many_batches", "rate_limit_exceeded", {"Retry-After": "10"})
+            raise try_later(message, "too_many_batches", 10)
         if not has_room(folder.used, most_bytes, owner):
             limit = f"the limit of {most_bytes} (max_files_bytes), and of one key no more than it leaves free"
             message = f"files take {folder.used.total()} bytes, with {limit}: delete some to have space for results"

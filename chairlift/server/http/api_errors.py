@@ -195,8 +195,7 @@ def as_api_error(error: BaseException) -> ApiError:
         case InvalidRequest():
             return ApiError(400, str(error), error.param, error.code)
         case QueueFull():
-            retry = _retry_after(error.retry_after)
-            return ApiError(429, str(error), code="queue_full", kind="rate_limit_exceeded", headers=retry)
+            return try_later(str(error), "queue_full", error.retry_after)
         case Unavailable():
             retry = _retry_after(error.retry_after)
             code = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
@@ -221,6 +220,12 @@ def as_api_error(error: BaseException) -> ApiError:
         case _:
             log.error("unexpected error", exc_info=error)
             return ApiError(500, "the server failed on this request; its log says why", kind="server_error")
+
+
+def try_later(problem: str, code: str, retry_after: float = 1, close: bool = False) -> ApiError:
+    """The refusal (429) of what may be asked again in so many seconds; with `close`, over another connection."""
+    headers = _retry_after(retry_after) | ({"Connection": "close"} if close else {})
+    return ApiError(429, problem, code=code, kind="rate_limit_exceeded", headers=headers)
 
 
 HANDLED: tuple[type[Exception], ...] = (ApiError, ChairliftError, HTTPException)

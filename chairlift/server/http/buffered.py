@@ -3,7 +3,7 @@
 import asyncio
 from weakref import WeakValueDictionary
 
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, try_later
 
 
 def share_of(places: int) -> int:
@@ -143,14 +143,9 @@ class HeldBody:
 def buffers_full(close: bool = False) -> ApiError:
     """The refusal of a request that has to wait for the bytes of others."""
     most = "all the bytes of requests and answers that it may, or three quarters of that for one client"
-    return _later(f"the server holds {most} (max_buffered_bytes); try again", "buffers_full", close)
+    return try_later(f"the server holds {most} (max_buffered_bytes); try again", "buffers_full", close=close)
 
 
 def too_many(what: str, limit: int, setting: str, close: bool = True) -> ApiError:
     """The refusal of a connection, call, stream or upload for which `limit` others leave no place."""
-    return _later(f"there are {limit} {what} already ({setting}); try again", f"too_many_{what}", close)
-
-
-def _later(problem: str, code: str, close: bool) -> ApiError:
-    headers = {"Retry-After": "1"} | ({"Connection": "close"} if close else {})
-    return ApiError(429, problem, code=code, kind="rate_limit_exceeded", headers=headers)
+    return try_later(f"there are {limit} {what} already ({setting}); try again", f"too_many_{what}", close=close)

@@ -405,6 +405,11 @@ def _why(error: BaseException, scope: Scope) -> Exception | None:
     return out_of_time(scope["app"].state.config.request_timeout_s) if limit and limit.expired() else None
 
 
+def sse_event(kind: str, data: Any) -> bytes:
+    """A server-sent event of a kind."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_line(data))
+
+
 def encode_line(value: Any) -> bytes:
     """JSON that stays one line, whatever the client thinks ends a line."""
     return one_line(msgspec.json.encode(value))

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import hmac
-import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from starlette.types import Scope
 from chairlift.config.keys import RIGHTS, KeyEntry, Right, hash_of, read_keys
 from chairlift.config.server import ServerConfig
 from chairlift.core.quota import Allowance, Exceeded, Quota
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, try_later
 from chairlift.server.http.reload import Reloaded
 
 # A key of an ASGI scope: who sent the request. HTTP servers make scopes of their own, so no client can set it.
@@ -234,5 +233,4 @@ def _refuse(exceeded: Exceeded | None, counted: str = "") -> None:
     if exceeded is not None:
         limit, allowed, wait = exceeded
         message = f"{counted}this key has reached its limit of {allowed} {limit.replace('_', ' ')} ({limit})"
-        headers = {"Retry-After": str(max(math.ceil(wait), 1))}
-        raise ApiError(429, message, code=limit, kind="rate_limit_exceeded", headers=headers)
+        raise try_later(message, limit, wait)

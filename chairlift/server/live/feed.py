@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable
 
 from chairlift.errors import Unavailable
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import try_later
 from chairlift.server.http.exchange import encode_line
 from chairlift.server.live.snapshot import Observer, Snapshot
 
 log = logging.getLogger(__name__)
 
 MOST_WATCHERS = 16
-_PERIOD_S = 0.35
+_PERIOD_S, _RETRY_S = 0.35, 5
 # A watcher that has so many messages unread gets one that tells all instead.
 _MOST_UNREAD = 4
 
@@ -86,7 +86,7 @@ class LiveFeed:
             raise Unavailable("the server is about to leave")
         if len(self.watchers) >= MOST_WATCHERS:
             message = f"{MOST_WATCHERS} watch this server already, which is the limit; try again"
-            raise ApiError(429, message, code="too_many_watchers", kind="rate_limit_exceeded", headers=_RETRY)
+            raise try_later(message, "too_many_watchers", _RETRY_S)
         watcher = Watcher(self, most)
         self.watchers.add(watcher)
         if self.task is None:
@@ -128,9 +128,6 @@ class LiveFeed:
                 changes = changes or _event(snapshot)
                 watcher.push(changes)
                 watcher.is_new |= observer.was_cut
-
-
-_RETRY = {"Retry-After": "5"}
 
 
 def _event(snapshot: Snapshot) -> bytes:

@@ -3,13 +3,12 @@
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import PartStream
+from chairlift.server.http.exchange import PartStream, sse_event
 from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import page_limit, query_of
 from chairlift.server.live.feed import LiveFeed, Watcher
@@ -34,4 +33,4 @@ async def _messages(watcher: Watcher) -> AsyncGenerator[bytes, None]:
 
 
 def _last(error: ApiError) -> bytes:
-    return b"event: error\ndata: " + msgspec.json.encode({"message": error.body.message}) + b"\n\n"
+    return sse_event("error", {"message": error.body.message})

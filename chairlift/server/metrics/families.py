@@ -15,6 +15,8 @@ LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 ERRORS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# The help text of what both kinds of models count under one name: Prometheus sees one.
+REQUESTS_FINISHED = "Requests that ended, by how; of a language model each sequence (4 of a request with n=4)."
 
 
 class Histogram:
@@ -94,4 +96,5 @@ def histograms(model: str, rows: Iterable[tuple[str, str, Histogram]]) -> Iterat
 def background_requests(model: str, running: int, waiting: int) -> Iterator[Metric]:
     """How many background requests run and wait; other gauges count live ones only."""
     counts = {"running": running, "waiting": waiting}
-    return labelled(GaugeMetricFamily, model, [("background_requests", "Background requests.", "state", counts)])
+    about = "Sequences, or items, of background requests."
+    return labelled(GaugeMetricFamily, model, [("background_requests", about, "state", counts)])

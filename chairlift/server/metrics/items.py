@@ -14,6 +14,7 @@ from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull
 from chairlift.server.metrics.families import (
     ERRORS,
     LONG,
+    REQUESTS_FINISHED,
     SHORT,
     SIZES,
     TOKENS,
@@ -175,7 +176,7 @@ class ItemMetrics:
             ("ready", "1 while requests are taken in.", float(self.ready)),
             ("items_waiting", "Items that wait.", scheduler.num_waiting),
             ("items_running", "Items in batches that run.", scheduler.num_running),
-            ("queue_seconds", "Seconds of work that waits, as predicted.", scheduler.queue_seconds()),
+            ("queued_work_seconds", "Seconds of work that waits, as predicted.", scheduler.queue_seconds()),
         )
         yield from simple(GaugeMetricFamily, self.model, rows)
         yield from background_requests(self.model, scheduler.num_background_running, scheduler.num_background_waiting)
@@ -192,7 +193,7 @@ class ItemMetrics:
         yield from simple(CounterMetricFamily, self.model, rows)
         shed = {reason.value: scheduler.num_shed[reason] for reason in ShedReason if reason is not ShedReason.TTFT}
         by_label = (
-            ("requests_finished", "Requests that ended, by how.", "reason", self._finished),
+            ("requests_finished", REQUESTS_FINISHED, "reason", self._finished),
             ("items_shed", "Items that were refused, by reason.", "reason", shed),
             ("batch_failures", "Calls that failed as a whole, by how.", "failure", self._failures),
         )

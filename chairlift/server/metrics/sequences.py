@@ -15,6 +15,7 @@ from chairlift.engine.sequences.messages import CostStats, EngineStats
 from chairlift.server.metrics.families import (
     ERRORS,
     LONG,
+    REQUESTS_FINISHED,
     SHORT,
     SIZES,
     TOKENS,
@@ -43,6 +44,8 @@ FINISH_REASONS = (
 if TYPE_CHECKING:
     from chairlift.plan.tuner import Tuner
 
+# For help texts: what `requests_` counts are sequences.
+_EACH = " (4 of a request with n=4)"
 # So many steps are kept, some 3 MB: a minute of them, but for a model whose steps take less than 4 ms.
 _MOST_STEPS = 2**14
 
@@ -164,8 +167,8 @@ class SequenceMetrics:
         ratio = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         rows = [
             ("ready", "1 while requests are taken in.", float(self._engine.ready)),
-            ("requests_waiting", "Sequences that wait.", stats.waiting),
-            ("requests_running", "Sequences that run.", stats.running),
+            ("requests_waiting", f"Sequences that wait{_EACH}.", stats.waiting),
+            ("requests_running", f"Sequences that run{_EACH}.", stats.running),
             ("kv_blocks_used", "KV blocks held by sequences.", stats.kv_blocks_used),
             ("kv_blocks", "KV blocks in all.", stats.kv_blocks_total),
             ("kv_usage_ratio", "Share of KV blocks held by sequences.", ratio),
@@ -176,7 +179,7 @@ class SequenceMetrics:
             for reason in WAITING_REASONS
         }
         by_label: list[tuple[str, str, str, Mapping[str, float]]] = [
-            ("requests_waiting_by_reason", "Sequences that wait, by what they wait for.", "reason", waiting)
+            ("requests_waiting_by_reason", f"Sequences that wait, by what they wait for{_EACH}.", "reason", waiting)
         ]
         if stats.cost is not None:
             # What the latency target allows and the cost model believes; nothing where no target is set.
@@ -206,8 +209,8 @@ class SequenceMetrics:
         yield from simple(CounterMetricFamily, self.model, rows)
         shed = {reason.value: self._engine.shedder.num_shed[reason] for reason in SHED_REASONS}
         by_label = (
-            ("requests_finished", "Requests that ended, by how.", "reason", self.finished),
-            ("requests_shed", "Live requests that were refused for the load, by reason.", "reason", shed),
+            ("requests_finished", REQUESTS_FINISHED, "reason", self.finished),
+            ("requests_shed", f"Live sequences that were refused for the load, by reason{_EACH}.", "reason", shed),
         )
         yield from labelled(CounterMetricFamily, self.model, by_label)
         yield from self._of_tuner()

@@ -30,6 +30,7 @@ from chairlift import __version__
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import Task
+from chairlift.runners.items import TEXT_TASKS
 from chairlift.server.http.exchange import Terms
 from chairlift.server.http.trace_context import trace_parent
 from chairlift.server.models.request_log import EndedRequest
@@ -43,7 +44,6 @@ _CLOSE_S = 3.0
 _ERRORS = frozenset({"shed", "late", "error", "invalid"})
 # What the conventions call what we call otherwise. They have no name for the other tasks, which keep ours.
 _OPERATIONS = {"embed": "embeddings"}
-_TEXT_TASKS = frozenset({"embed", "classify", "rerank"})
 # OTLP has whole numbers with a sign, of 64 bits: what is more goes as text.
 _LARGEST = 2**63 - 1
 
@@ -86,7 +86,7 @@ class RequestSpans:
         about: Attributes = {"chairlift.items": ended.count, "gen_ai.latency.e2e": ended.total_s or 0.0}
         if ended.id:
             about["gen_ai.response.id"] = ended.id
-        if sizes is not None and task in _TEXT_TASKS:
+        if sizes is not None and task in TEXT_TASKS:
             about["gen_ai.usage.input_tokens"] = int(sum(sizes))
         if ended.queued_s is not None and ended.run_s is not None:
             about["gen_ai.latency.time_in_queue"] = ended.queued_s

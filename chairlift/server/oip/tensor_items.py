@@ -14,7 +14,7 @@ import numpy as np
 
 from chairlift.bodies import check_integers, decode, has_more_lists
 from chairlift.errors import InvalidRequest, RequestFailed
-from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
+from chairlift.runners.items import TEXT_TASKS, Encoding, ItemInfo, TensorSpec
 from chairlift.runners.tensors import datatype_of, dtype_of, itemsize_of
 from chairlift.server.http.exchange import INLINE_SIZE, Terms, off_loop
 from chairlift.server.items.embeddings import MAX_NUMBERS
@@ -45,7 +45,7 @@ def takes_json(info: ItemInfo) -> bool:
 
 def takes_texts(info: ItemInfo) -> bool:
     """Whether an item is a text, or a pair of texts."""
-    return info.task in ("embed", "classify", "rerank")
+    return info.task in TEXT_TASKS
 
 
 def signature(info: ItemInfo) -> Signature:

@@ -13,6 +13,7 @@ from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.requests.request_view import (
     MOST_NAMED,
+    MOST_OWN,
     WHY_WAITING,
     AheadView,
     PhasesView,
@@ -21,9 +22,6 @@ from chairlift.server.requests.request_view import (
     ended_view,
     predicted,
 )
-
-# So many of a viewer's own items are looked for among those that are ahead of another.
-_MOST_OWN = 256
 
 
 def live_items(service: ItemService, viewer: Viewer) -> Iterator[Item]:
@@ -52,7 +50,7 @@ def _owner(viewer: Viewer) -> str | None:
 def item_views(service: ItemService, viewer: Viewer, items: Sequence[Item]) -> list[RequestView]:
     """What is told of items that have not ended."""
     scheduler, now = service.dispatcher.scheduler, time.monotonic()
-    mine = list(islice(live_items(service, viewer), _MOST_OWN))
+    mine = list(islice(live_items(service, viewer), MOST_OWN))
     # Of all at once: there may be a queue of its own for each that waits.
     places = scheduler.num_ahead([item.id for item in (*mine, *items)])
     queue = sorted((places[item.id], item.id) for item in mine if item.id in places and not item.background)

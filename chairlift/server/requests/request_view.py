@@ -12,6 +12,8 @@ from chairlift.server.models.request_log import PART_ID, REQUEST_ID, EndedReques
 
 # Of one's own requests that are ahead, so many are named.
 MOST_NAMED = 16
+# So many of a viewer's own are looked for among those that are ahead of another.
+MOST_OWN = 256
 
 
 class MomentView(msgspec.Struct):
@@ -66,7 +68,7 @@ class HintView(msgspec.Struct):
     text: str
 
 
-class FasterView(msgspec.Struct):
+class ChangeView(msgspec.Struct):
     """A change under which the twin is done with a request sooner: in `total_s`, which saves this share of the time.
 
     `setting` and `value` are what to set, null where it is no setting.
@@ -89,7 +91,7 @@ class WhatIfView(msgspec.Struct):
 
     measured_s: float
     predicted_s: float | None
-    faster: list[FasterView]
+    changes: list[ChangeView]
     untried: list[str]
     text: str
 
@@ -120,7 +122,7 @@ class RequestView(msgspec.Struct, kw_only=True):
     mean_batch: float | None = None
     preemptions: int | None = None
     items: int | None = None
-    faster: list[HintView] = []
+    hints: list[HintView] = []
     what_if: WhatIfView | None = None
 
 

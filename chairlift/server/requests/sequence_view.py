@@ -13,6 +13,7 @@ from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.requests.request_view import (
     MOST_NAMED,
+    MOST_OWN,
     WHY_WAITING,
     AheadView,
     HintView,
@@ -25,8 +26,6 @@ from chairlift.server.requests.request_view import (
     without_others,
 )
 
-# So many of a viewer's own sequences are looked for among those that are ahead of another.
-_MOST_OWN = 256
 _WAITING = (SequenceState.WAITING, SequenceState.PREEMPTED)
 # What would have saved less than this, in seconds and as a share of the whole, is not worth a word.
 _LEAST_S, _LEAST_SHARE = 0.05, 0.05
@@ -34,7 +33,7 @@ _LEAST_S, _LEAST_SHARE = 0.05, 0.05
 
 async def live_views(service: SequenceService, viewer: Viewer, samples: Sequence[Sample]) -> list[RequestView]:
     """What is told of sequences that have not ended."""
-    mine = {sample.stream.request.id: sample for sample in islice(service.log.live_of(viewer), _MOST_OWN)}
+    mine = {sample.stream.request.id: sample for sample in islice(service.log.live_of(viewer), MOST_OWN)}
     mine |= {sample.stream.request.id: sample for sample in samples}
     ids = [sample.stream.request.id for sample in samples]
     waiting = [request_id for request_id, sample in mine.items() if not sample.stream.started]
@@ -141,7 +140,7 @@ def ended_views(service: SequenceService, ended: Iterable[EndedRequest]) -> list
     views = []
     for each in ended:
         view = ended_view(each, service.name, "sequence", show_cached)
-        view.faster = _hints(each, service.client.config, show_cached)
+        view.hints = _hints(each, service.client.config, show_cached)
         views.append(view)
     return views
 

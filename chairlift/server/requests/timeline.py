@@ -87,7 +87,7 @@ def _so_far(sample: Sample, now: float) -> EndedRequest:
     return ended
 
 
-def trace_document(models: Sequence[ModelSnapshot], now: float) -> bytes:
+def timeline_document(models: Sequence[ModelSnapshot], now: float) -> bytes:
     """The whole document as JSON. `now` is a moment of CLOCK_MONOTONIC, as all that was kept."""
     events: list[Event] = []
     for pid, model in enumerate(models, 1):

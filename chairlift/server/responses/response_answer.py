@@ -15,7 +15,7 @@ from chairlift.core.finished import FinishReason
 from chairlift.server.conversations.conversation import OpenConversation
 from chairlift.server.conversations.reply_steps import EarlyParts, reasoning_tokens, reply_steps
 from chairlift.server.http.api_errors import ApiError
-from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, PartStream, encode_line, off_loop, until_gone
+from chairlift.server.http.exchange import INLINE_SIZE, LARGE_SIZE, PartStream, off_loop, sse_event, until_gone
 from chairlift.server.http.part_writer import WRITER, PartWriter
 from chairlift.server.models.sequence_service import Sample, SequenceService, close_all
 from chairlift.server.responses.output_items import ItemEvent, OutputItems, TextLogprobs
@@ -166,9 +166,9 @@ class ResponseAnswer:
 
     def _numbered(self, event: ItemEvent) -> bytes:
         """An event as it is sent."""
-        made = encode_line(event | {"sequence_number": self._sent})
+        made = sse_event(event["type"], event | {"sequence_number": self._sent})
         self._sent += 1
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), made)
+        return made
 
     def last(self, error: ApiError) -> bytes:
         """The event of an error that ends it, and is kept."""

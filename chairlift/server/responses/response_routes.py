@@ -20,11 +20,11 @@ from chairlift.server.http.exchange import (
     PartStream,
     Terms,
     as_json,
-    encode_line,
     in_turn,
     new_id,
     off_loop,
     read_body,
+    sse_event,
     stays,
     terms_of,
 )
@@ -286,7 +286,7 @@ def _follow(log: EventLog, after: int, headers: Mapping[str, str] | None = None)
 def _cut_short(error: ApiError, number: int) -> bytes:
     body = error.body
     told = {"type": "error", "code": body.code, "message": body.message, "param": body.param}
-    return b"event: error\ndata: %b\n\n" % encode_line(told | {"sequence_number": number})
+    return sse_event("error", told | {"sequence_number": number})
 
 
 async def delete_response(request: Request) -> Response:

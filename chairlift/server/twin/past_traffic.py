@@ -14,7 +14,7 @@ from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
 from chairlift.plan.seen_traffic import SeenRequest, SeenStep, quiet_moment
 from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion
-from chairlift.runners.items import ItemInfo
+from chairlift.runners.items import TEXT_TASKS, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.item_service import ItemService
@@ -31,9 +31,8 @@ _MOST_REQUESTS, _MOST_TOKENS, _MOST_STEPS = 1000, 300_000, 4000
 _MOST_READ = 20_000
 # Of what is left out for its number, so much of the rest is what came before.
 _LEAD_SHARE = 0.2
-# Fewer answered requests say nothing of percentiles.
-LEAST_ANSWERED = 20
-_ANSWERED = ("stop", "length", "done")
+# How a request ends that was answered; fewer of them say nothing of percentiles.
+ANSWERED, LEAST_ANSWERED = ("stop", "length", "done"), 20
 _ended = attrgetter("ended")
 
 
@@ -163,7 +162,7 @@ def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
         each.cached_tokens or 0,
         each.priority,
         each.background,
-        each.finish_reason in _ANSWERED and not each.background,
+        each.finish_reason in ANSWERED and not each.background,
         scheduled,
         scheduled + each.prefill_s,
         each.ended,
@@ -302,7 +301,7 @@ def _of_items(dispatcher: Dispatcher, info: ItemInfo) -> ItemQuestion:
         limits=dispatcher.limits,
         instances=len(dispatcher.executors),
         ahead=dispatcher.sends_ahead,
-        sized=info.task in ("embed", "classify", "rerank"),
+        sized=info.task in TEXT_TASKS,
         calls=[],
     )
 

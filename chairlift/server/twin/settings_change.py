@@ -134,9 +134,10 @@ def _told_config(config: SequenceConfig) -> dict[str, Any]:
 
 
 def _told_limits(limits: BatchLimits) -> dict[str, Any]:
+    """Milliseconds as they were given: 1000 times a thousandth of them may differ in the last digits."""
     target = limits.target_latency
     return {
         "max_batch_size": limits.max_batch_size,
-        "max_wait_ms": 1000 * limits.max_wait,
-        "target_latency_ms": None if target is None else 1000 * target,
+        "max_wait_ms": round(1000 * limits.max_wait, 6),
+        "target_latency_ms": None if target is None else round(1000 * target, 6),
     }

@@ -11,7 +11,7 @@ import msgspec
 from chairlift.engine.supervisor import worker_environment
 from chairlift.errors import Unavailable, clip
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer
-from chairlift.server.http.api_errors import ApiError
+from chairlift.server.http.api_errors import ApiError, try_later
 from chairlift.server.models.request_log import Viewer
 
 log = logging.getLogger(__name__)
@@ -86,8 +86,7 @@ class Twin:
 
 
 def _too_many(message: str) -> ApiError:
-    retry = {"Retry-After": str(_RETRY_S)}
-    return ApiError(429, message, code="too_many_simulations", kind="rate_limit_exceeded", headers=retry)
+    return try_later(message, "too_many_simulations", _RETRY_S)
 
 
 def _made(make: Callable[[], Question]) -> tuple[Question, bytes]:

@@ -13,7 +13,7 @@ from chairlift.plan.what_if import Change, WhatIfAnswer
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import SequenceService
-from chairlift.server.requests.request_view import FasterView, WhatIfView
+from chairlift.server.requests.request_view import ChangeView, WhatIfView
 from chairlift.server.twin.past_traffic import around, past_of
 from chairlift.server.twin.twin import Twin
 
@@ -24,7 +24,6 @@ _MOST_SLOTS, _MOST_TOKENS = 1024, 2**17
 _CONTINUOUS_SLOTS = 8
 # Before everybody: a level is worth a second of waiting, unless the settings say otherwise.
 _FIRST = -1000
-ANSWERED = ("stop", "length", "done")
 
 
 class _Alternative(NamedTuple):
@@ -126,12 +125,12 @@ def _view(answer: WhatIfAnswer, tried: Sequence[_Alternative], measured: float) 
             continue
         first = None if times.first_s is None else round(times.first_s, 4)
         saves = round(1 - times.total_s / now, 3)
-        found.append(FasterView(each.words, each.setting, each.value, first, round(times.total_s, 4), saves))
+        found.append(ChangeView(each.words, each.setting, each.value, first, round(times.total_s, 4), saves))
     found.sort(key=lambda each: each.total_s)
     return WhatIfView(round(measured, 4), round(now, 4), found, untried, _words(found, now, measured))
 
 
-def _words(found: Sequence[FasterView], now: float, measured: float) -> str:
+def _words(found: Sequence[ChangeView], now: float, measured: float) -> str:
     said = [f"it took {measured:.2f} s, and the twin takes {now:.2f} s for it as it was"]
     if abs(now - measured) > _BELIEVED * measured:
         said.append("that is far off, so what follows is a hint at best")

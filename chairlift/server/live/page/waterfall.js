@@ -46,9 +46,9 @@ function factsOf(part) {
   return list;
 }
 
-function hintsOf({ faster }) {
-  if (!faster.length) return [];
-  const lines = faster.map(({ setting, text }) => make("li", { textContent: setting ? `${text} (${setting})` : text }));
+function hintsOf({ hints }) {
+  if (!hints.length) return [];
+  const lines = hints.map(({ setting, text }) => make("li", { textContent: setting ? `${text} (${setting})` : text }));
   return [make("h3", { textContent: "What would have made it faster" }), make("ul", {}, ...lines)];
 }
 
@@ -61,7 +61,7 @@ function whatIfOf(id) {
     button.disabled = true;
     said.textContent = "It is simulated …";
     try {
-      const { parts } = await (await ask(`v1/requests/${encodeURIComponent(id)}?faster=true`)).json();
+      const { parts } = await (await ask(`v1/requests/${encodeURIComponent(id)}?what_if=true`)).json();
       const found = parts.find((part) => part.what_if)?.what_if;
       said.textContent = found?.text ?? "That can be told of requests that were answered.";
     } catch (error) {
