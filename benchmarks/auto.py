@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +64,20 @@ def main() -> None:
     peers = package_versions({"vLLM": (args.vllm, "vllm")})
     recording = Recording(start("auto", vars(args), args.model, peers=peers), args.out)
     servers = {name: each for name, each in commands(args).items() if not args.only or name in args.only}
+    for number, name, target in each_server(servers, args):
+        for kind in args.traffics:
+            requests, phases = traffic(kind, args)
+            print(f"round {number}: {name}, {kind}", file=sys.stderr)
+            load = replay(target, requests, "completions", PromptMaker(args.vocab, f"{number} {kind}"), args.drain)
+            for row in rows(load, phases, Slo(args.target_ttft_ms, args.target_itl_ms)):
+                recording.add({"server": name, "round": number, "traffic": kind, **row})
+    print(markdown(recording.results))
+
+
+def each_server(
+    servers: dict[str, tuple[list[str], str, dict[str, str]]], args: argparse.Namespace
+) -> Iterator[tuple[int, str, Target]]:
+    """Round, name and address of one server after the other, each warm and alone; every second round backwards."""
     for number in range(1, args.rounds + 1):
         for name in servers if number % 2 else reversed(servers):
             command, ready, env = servers[name]
@@ -71,14 +85,7 @@ def main() -> None:
             with running([*command, "--port", str(port)], port, ready, env, timeout=600):
                 target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
                 warm_up(target, args)
-                for kind in args.traffics:
-                    requests, phases = traffic(kind, args)
-                    print(f"round {number}: {name}, {kind}", file=sys.stderr)
-                    prompts = PromptMaker(args.vocab, f"{number} {kind}")
-                    load = replay(target, requests, "completions", prompts, args.drain)
-                    for row in rows(load, phases, Slo(args.target_ttft_ms, args.target_itl_ms)):
-                        recording.add({"server": name, "round": number, "traffic": kind, **row})
-    print(markdown(recording.results))
+                yield number, name, target
 
 
 def warm_up(target: Target, args: argparse.Namespace) -> None:

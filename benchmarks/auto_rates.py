@@ -8,19 +8,16 @@ rates a server rests until it has answered all. The first rate is sent once befo
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from auto import commands, warm_up
+from auto import commands, each_server
 from compare_serving import REQUESTS
-from engines import SERVED_NAME
 from fidelity import add_trace_options, at_load
 from peer_versions import package_versions
 from rate_search import highest_rate
-from server_process import free_port, running
 from serving import search_seconds
 
 from chairlift.bench.completion_stream import Outcome, Target
@@ -41,16 +38,10 @@ def main() -> None:
     recording = Recording(start("auto_rates", vars(args), args.model, peers=peers), args.out)
     trace = fitted(scaled(read_trace(args.trace), 1.0, args.scale_lengths), args.max_model_len)
     servers = {name: each for name, each in commands(args).items() if name in SERVERS}
-    for number in range(1, args.rounds + 1):
-        for name in servers if number % 2 else reversed(servers):
-            command, ready, env = servers[name]
-            port = free_port()
-            with running([*command, "--port", str(port)], port, ready, env, timeout=600):
-                target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-                warm_up(target, args)
-                at_rate(target, trace, args.rate, args, f"{number} {name} before")
-                best, rows = find(target, trace, args, f"{number} {name}")
-            recording.add({"server": name, "round": number, "best_rate": best, "rows": rows})
+    for number, name, target in each_server(servers, args):
+        at_rate(target, trace, args.rate, args, f"{number} {name} before")
+        best, rows = find(target, trace, args, f"{number} {name}")
+        recording.add({"server": name, "round": number, "best_rate": best, "rows": rows})
     print(markdown(recording.results))
 
 
