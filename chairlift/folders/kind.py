@@ -8,7 +8,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.model_json import is_classifier, positive_size, read_model_json, values_checked
-from chairlift.folders.sentence_files import pools, scores_logits
+from chairlift.folders.sentence_files import SentenceFiles, pools, scores_logits
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 # Names of architectures with a head that end like those without any: GPT2LMHeadModel, Qwen2ForRewardModel.
@@ -42,12 +42,17 @@ def check_direction(raw: Mapping[str, Any]) -> None:
 
 
 def task_of(folder: Path, raw: Mapping[str, Any]) -> Task:
-    """Return "embed", or for sequence classifiers "classify", or "rerank" where there is one label, or one score."""
-    if scores_logits(folder):
-        return "rerank"
-    if not is_classifier(raw) or pools(folder):
-        return "embed"
-    return "rerank" if len(labels_of(raw)) == 1 else "classify"
+    """Return "embed", or for what classifies or scores "classify", or "rerank" where there is one label, or one score.
+
+    Raises as `SentenceFiles.read` and `labels_of` do.
+    """
+    files = SentenceFiles.read(folder)
+    num_labels = files.num_scores
+    if num_labels is None:
+        if not is_classifier(raw) or files.poolings:
+            return "embed"
+        num_labels = len(labels_of(raw))
+    return "rerank" if num_labels == 1 else "classify"
 
 
 def labels_of(raw: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The files that sentence-transformers keeps beside a model's weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,44 @@ _POOLING_FLAGS = {
 _DENSE_ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 # What modules make a score of a language model's logits.
 _LOGIT_SCORE = ["Transformer", "LogitScore"]
+# Modules that make a weight of each word; the former are of folders saved before version 5.4.
+_SPLADES = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
+# Where modules keep what they make of a text.
+_VECTOR = "sentence_embedding"
+_ON_VECTORS = {"module_input_name": _VECTOR, "module_output_name": _VECTOR}
 # Arguments of a chat template that are none: they cut or pad what it gives.
 _CUTTING = {"max_length", "truncation", "padding", "pad_to_multiple_of"}
+# And those of a tokenizer that make no other tokens.
+_LENGTHS = _CUTTING | {"padding_side", "return_tensors"}
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A projection of pooled vectors: where its weights are, its sizes, whether it has a bias, its activation."""
+    """A projection of pooled vectors: where its weights are, its sizes, whether it has a bias, its activation, and
+    whether what it makes are scores."""
 
     folder: Path
     ins: int
     outs: int
     bias: bool
     activation: str | None
+    scores: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """A norm of pooled vectors: where its weights are, and its size."""
+
+    folder: Path
+    ins: int
+
+    @property
+    def outs(self) -> int:
+        """As many as it takes."""
+        return self.ins
+
+
+Stages = tuple[Dense | LayerNorm, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +95,14 @@ class PairMessages:
 class SentenceFiles:
     """What sentence-transformers keeps of a model; without any of its files nothing is normalized.
 
-    Several `poolings` are concatenated; there are none if the folder does not say. `max_tokens` counts special tokens;
-    None if the folder does not say. `prompts` go in front of texts, by name, and `default_prompt` names the one that
-    is used unasked. Where `pairs` are chats, it is what the system says in them.
+    Several `poolings` are concatenated; there are none if the folder does not say. `stages` are what is made of the
+    pooled vectors one after the other. `max_tokens` counts special tokens; None if the folder does not say. `prompts`
+    go in front of texts, by name, and `default_prompt` names the one that is used unasked. Where `pairs` are chats, it
+    is what the system says in them.
     """
 
     poolings: tuple[str, ...] = ()
-    dense: tuple[Dense, ...] = ()
+    stages: Stages = ()
     normalized: bool = False
     max_tokens: int | None = None
     lowercase: bool = False
@@ -90,29 +116,42 @@ class SentenceFiles:
         """The text of the default prompt, if there is one."""
         return None if self.default_prompt is None else (self.prompts or {})[self.default_prompt]
 
+    @property
+    def num_scores(self) -> int | None:
+        """How many scores modules make of a text or pair; None if they make vectors, or leave it to the model."""
+        return 1 if self.logit_score is not None else _num_scores(self.stages)
+
+    def width(self, hidden_size: int) -> int:
+        """How many numbers modules make of tokens' so many. Raises UnsupportedModel if one takes other than it gets."""
+        width = hidden_size * max(len(self.poolings), 1)
+        for stage in self.stages:
+            if stage.ins != width:
+                raise UnsupportedModel(f"{stage.folder} takes {stage.ins} numbers by its config.json, and gets {width}")
+            width = stage.outs
+        return width
+
     @classmethod
     def read(cls, folder: Path) -> "SentenceFiles":
         """Read the files that are there. Raises UnsupportedModel naming what Chairlift does not do."""
-        poolings, dense, normalized = _read_modules(folder)
-        prompts, default_prompt = _read_prompts(folder / "config_sentence_transformers.json")
-        limits: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for path in sorted(folder.glob("sentence_*_config.json")):
-            limits |= read_object(path)
-        max_tokens = limits.get("max_seq_length")
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-            raise UnsupportedModel(f"max_seq_length must be a positive whole number, got {max_tokens!r}")
+            settings |= read_object(path)
+        poolings, stages, normalized = _read_modules(folder, settings)
+        prompts, default_prompt = _read_prompts(folder / "config_sentence_transformers.json")
         score = _read_logit_score(folder)
-        judges = score is not None or (not poolings and is_classifier(read_object(folder / "config.json")))
+        judges = score is not None or _num_scores(stages) is not None
+        judges = judges or (not poolings and is_classifier(read_object(folder / "config.json")))
+        pairs = _read_pairs(settings, score is not None) if judges else None
         return cls(
             poolings,
-            dense,
+            stages,
             normalized,
-            max_tokens,
-            bool(limits.get("do_lower_case")),
+            _read_max_tokens(folder, settings),
+            bool(settings.get("do_lower_case")),
             prompts,
             default_prompt,
             score,
-            _read_pairs(limits, score is not None) if judges else None,
+            pairs,
         )
 
 
@@ -126,14 +165,39 @@ def scores_logits(folder: Path) -> bool:
     return any(kind == "LogitScore" for kind, _ in _modules(folder))
 
 
+def _num_scores(stages: Stages) -> int | None:
+    last = stages[-1] if stages else None
+    return last.outs if isinstance(last, Dense) and last.scores else None
+
+
+def _read_max_tokens(folder: Path, settings: Mapping[str, Any]) -> int | None:
+    """The tokens of the longest text, if the folder says. Raises UnsupportedModel for other ways to make tokens."""
+    name = "max_seq_length"
+    given = settings.get(name)
+    if given is None and (folder / "modules.json").is_file():
+        # Since version 5.4 it is the tokenizer's own, which is 1e30 where there is none.
+        name = "model_max_length"
+        given = read_object(folder / "tokenizer_config.json").get(name)
+        given = int(given) if isinstance(given, float) and given.is_integer() else given
+    processing = optional_object(settings, "processing_kwargs")
+    for part in ("text", "common"):
+        arguments = optional_object(processing, part)
+        if unknown := sorted(arguments.keys() - _LENGTHS):
+            raise UnsupportedModel(f"processing_kwargs: {part}.{clip(unknown[0], 80)} is not supported")
+        if arguments.get("max_length") is not None:
+            name, given = f"processing_kwargs: {part}.max_length", arguments["max_length"]
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+        raise UnsupportedModel(f"{name} must be a positive whole number, got {clip(repr(given), 80)}")
+    return given
+
+
 def _read_logit_score(folder: Path) -> LogitScore | None:
     modules = _modules(folder)
     if [kind for kind, _ in modules] != _LOGIT_SCORE:
         return None
     path = modules[1][1] / "config.json"
     settings = read_object(path)
-    if (given := settings.get("module_input_name", "causal_logits")) != "causal_logits":
-        raise UnsupportedModel(f"{path}: module_input_name = {given!r} is not supported, only 'causal_logits'")
+    _check_fields(settings, {"module_input_name": "causal_logits"}, path)
     false_id = None if settings.get("false_token_id") is None else _token_id(settings, "false_token_id", path)
     return LogitScore(_token_id(settings, "true_token_id", path), false_id)
 
@@ -194,49 +258,68 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
         raise ConfigError(f"model: {path} must be a list of modules, each with type and path") from error
 
 
-def _read_modules(folder: Path) -> tuple[tuple[str, ...], tuple[Dense, ...], bool]:
+def _read_modules(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Stages, bool]:
     poolings: tuple[str, ...] = ()
-    dense: list[Dense] = []
+    stages: Stages = ()
     normalized = False
     modules = _modules(folder)
-    if [kind for kind, _ in modules] == ["MLMTransformer", "SpladePooling"]:
-        _check_splade(modules[1][1] / "config.json")
+    kinds = [kind for kind, _ in modules]
+    if kinds in _SPLADES:
+        _check_task(kinds, settings)
+        path = modules[1][1] / "config.json"
+        _check_fields(read_object(path), {"pooling_strategy": "max", "activation_function": "relu"}, path)
         return (SPLADE,), (), False
-    if [kind for kind, _ in modules] == _LOGIT_SCORE:
+    if kinds == _LOGIT_SCORE:
         return (), (), False
     for index, (kind, path) in enumerate(modules):
         # A transformer comes first, and what follows the normalization would undo it.
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize") or (kind == "Transformer") != (index == 0):
+        known = kind in ("Transformer", "Pooling", "Normalize", *_STAGES)
+        if not known or (kind == "Transformer") != (index == 0):
             raise UnsupportedModel(
                 f"modules.json: a {kind} module at place {index} is not supported; "
-                "a Transformer, then Pooling, Dense and Normalize, or LogitScore alone, are"
+                "a Transformer, then Pooling, Dense, LayerNorm and Normalize, or LogitScore alone, are"
             )
-        if normalized:
-            raise UnsupportedModel(f"modules.json: a {kind} module after Normalize is not supported")
-        if kind == "Pooling" and (poolings or dense):
+        if normalized or _num_scores(stages) is not None:
+            last = "Normalize" if normalized else "one that makes scores"
+            raise UnsupportedModel(f"modules.json: a {kind} module after {last} is not supported")
+        if kind == "Pooling" and (poolings or stages):
             raise UnsupportedModel("modules.json: a Pooling module is supported but once, and before Dense")
         if kind == "Pooling":
             poolings = _read_poolings(path / "config.json")
-        elif kind == "Dense":
-            dense.append(_read_dense(path))
+            _check_task(kinds, settings)
         elif kind == "Normalize":
             normalized = True
+            _check_fields(read_object(path / "config.json"), _ON_VECTORS, path)
+        elif kind in _STAGES:
+            stages += (_STAGES[kind](path),)
     # A classifier needs none, which has a head of its own.
     if modules and not poolings and (len(modules) > 1 or not is_classifier(read_object(folder / "config.json"))):
         raise UnsupportedModel(
             "modules.json has no Pooling module; models that give a vector of each token (ColBERT) are not supported"
         )
-    return poolings, tuple(dense), normalized
+    return poolings, stages, normalized
 
 
-def _check_splade(path: Path) -> None:
-    settings = read_object(path)
-    for field, neutral in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if settings.get(field, neutral) != neutral:
-            raise UnsupportedModel(f"{path}: {field} = {settings[field]!r} is not supported, only {neutral!r}")
+def _check_task(kinds: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for a Transformer that gives what the module after it does not take."""
+    wanted = "fill-mask" if "SpladePooling" in kinds else "feature-extraction"
+    given = settings.get("transformer_task") or ("fill-mask" if kinds[0] == "MLMTransformer" else "feature-extraction")
+    if given != wanted:
+        problem = f"transformer_task = {clip(repr(given), 80)} is not supported with {kinds[1]}"
+        raise UnsupportedModel(f"{problem}, only {wanted!r}")
+
+
+def _check_fields(settings: Mapping[str, Any], supported: Mapping[str, Any], path: Path) -> None:
+    """Raise UnsupportedModel for a field that is there with another value than the one that is supported."""
+    for field, value in supported.items():
+        if (given := settings.get(field)) not in (None, value):
+            raise UnsupportedModel(f"{path}: {field} = {clip(repr(given), 80)} is not supported, only {value!r}")
 
 
 def _read_poolings(path: Path) -> tuple[str, ...]:
+    if not path.is_file():
+        # Saved with every such module: a copy or download that lacks it would pool otherwise, and nobody would notice.
+        raise UnsupportedModel(f"{path} is missing, by which a Pooling module of modules.json pools")
     settings = read_object(path)
     if not settings.get("include_prompt", True):
         raise UnsupportedModel(f"{path}: include_prompt = false is not supported")
@@ -262,11 +345,31 @@ def _read_dense(folder: Path) -> Dense:
         raise UnsupportedModel(
             f"{folder}: activation_function {activation!r} is not supported; these are: {', '.join(_DENSE_ACTIVATIONS)}"
         )
-    for field, neutral in (("use_residual", False), ("module_input_name", "sentence_embedding")):
-        if settings.get(field, neutral) != neutral:
-            raise UnsupportedModel(f"{folder}: {field} = {settings[field]!r} is not supported")
+    output = settings.get("module_output_name") or _VECTOR
+    scores = output == "scores"
+    _check_fields(settings, {"use_residual": False, "module_input_name": _VECTOR}, folder)
+    if output not in (_VECTOR, "scores"):
+        known = f"{_VECTOR} and scores are"
+        raise UnsupportedModel(f"{folder}: module_output_name = {clip(repr(output), 80)} is not supported; {known}")
+    ins, outs = _sizes(settings, ("in_features", "out_features"), folder)
+    return Dense(folder, ins, outs, bool(settings.get("bias", True)), _DENSE_ACTIVATIONS[name], scores)
+
+
+def _read_layer_norm(folder: Path) -> LayerNorm:
+    (size,) = _sizes(read_object(folder / "config.json"), ("dimension",), folder)
+    return LayerNorm(folder, size)
+
+
+def _sizes(settings: Mapping[str, Any], names: Sequence[str], folder: Path) -> list[int]:
+    problem = f"{folder}/config.json must give {' and '.join(names)}"
     try:
-        ins, outs = int(settings["in_features"]), int(settings["out_features"])
+        sizes = [int(settings[name]) for name in names]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UnsupportedModel(f"{folder}/config.json must give in_features and out_features") from error
-    return Dense(folder, ins, outs, bool(settings.get("bias", True)), _DENSE_ACTIVATIONS[name])
+        raise UnsupportedModel(problem) from error
+    if min(sizes) < 1:
+        raise UnsupportedModel(f"{problem} above zero, got {min(sizes)}")
+    return sizes
+
+
+# How modules are read that make something of pooled vectors.
+_STAGES: Mapping[str, Callable[[Path], Dense | LayerNorm]] = {"Dense": _read_dense, "LayerNorm": _read_layer_norm}

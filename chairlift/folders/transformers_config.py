@@ -19,8 +19,19 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _ORIGINAL = "original_max_position_embeddings"
 _GENERATES = ("ForCausalLM", "LMHeadModel")
-# Families that read images too, of which transformers has the part for texts as a model of its own.
-_READ_MORE = {"gemma3", "qwen3_5", "qwen3_5_moe"}
+# Families that read images too, of which the part for texts is served.
+_READ_MORE = {"gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"}
+# Sizes that folders of such a family leave out where they are those of transformers' class.
+_LEFT_OUT = {
+    "gemma3": {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+    },
+}
 # Tokens of a sequence where a model has states alone, and so no bound.
 _UNBOUNDED = 32768
 # Layers with keys and values, those with states, those with both, and those that only have an MLP.
@@ -93,7 +104,7 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if raw.get("model_type") not in _READ_MORE or not isinstance(text, dict):
         return raw
     kept = {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
-    return {**kept, **text, "architectures": [_GENERATES[0]]}
+    return {**kept, **_LEFT_OUT.get(raw["model_type"], {}), **text, "architectures": [_GENERATES[0]]}
 
 
 def _max_positions(raw: Mapping[str, Any]) -> int:

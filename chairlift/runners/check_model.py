@@ -25,4 +25,6 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
             found = parse_config(raw)
         else:
             found = read_encoder_config(folder)
-        check_logit_score(SentenceFiles.read(folder).logit_score, found)
+        files = SentenceFiles.read(folder)
+        check_logit_score(files.logit_score, found)
+        files.width(found.hidden_size)

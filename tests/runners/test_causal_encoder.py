@@ -208,6 +208,18 @@ def test_padding_at_the_end_is_part_of_what_is_embedded(tmp_path: Path) -> None:
     assert not np.allclose(one, other, atol=0.01)
 
 
+def test_padding_at_the_end_is_part_of_what_modules_score(tmp_path: Path) -> None:
+    dense = {"in_features": 64, "out_features": 1, "bias": False, "module_output_name": "scores"}
+    modules = [("Pooling", {"pooling_mode": "lasttoken"}), ("Dense", dense)]
+    source = edited_folder(tmp_path / "source", encoder_folder("qwen3"), pad_token_id=7)
+    folder = sentence_folder(tmp_path / "model", source, modules)
+    weight = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) / 64
+    save_file({"linear.weight": weight}, folder / "2_Dense" / "model.safetensors")
+    texts = [Encoding([5, 6]), Encoding([5, 6, 7])]
+    states = np.stack([states[-1] for states in expected_states(encoder_folder("qwen3"), texts)])
+    np.testing.assert_allclose(vectors(load(folder), texts), np.tanh(states @ weight.numpy().T), atol=1e-5)
+
+
 @pytest.mark.parametrize("variant", EXACT)
 def test_what_writes_does_not_embed_unasked(variant: str) -> None:
     assert not is_encoder(model_folder(variant))
@@ -227,8 +239,8 @@ def test_which_decoders_embed_unasked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"is_causal": False}, "is_causal=False"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"is_causal": False}, "is_causal=False is not supported: its tokens see what follows them"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True .*would load, and give other"),
         ({"pad_token_id": "x"}, "pad_token_id"),
         ({"num_hidden_layers": 1}, "unexpected tensor 'layers.1"),
         ({"intermediate_size": 96}, "shape"),

@@ -18,7 +18,7 @@ from support.encoder_factory import (
     sentence_folder,
     splade_folder,
 )
-from support.model_factory import edited_folder, model_folder
+from support.model_factory import edited_folder, model_folder, randomize
 
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
@@ -113,6 +113,22 @@ def test_other_splades_are_refused_by_name(tmp_path: Path) -> None:
         load(splade_folder(tmp_path / "modern", "modernbert"))
 
 
+def test_the_modules_of_a_splade_that_newer_versions_save(tmp_path: Path) -> None:
+    folder = splade_folder(tmp_path / "model", "bert")
+    wanted = vectors(load(folder), encodings())
+    modules = folder / "modules.json"
+    modules.write_text(modules.read_text().replace("MLMTransformer", "Transformer"))
+    with pytest.raises(UnsupportedModel, match="'feature-extraction' is not supported with SpladePooling"):
+        load(folder)
+    with_settings(folder, transformer_task="fill-mask", module_output_name="token_embeddings")
+    runner = load(folder)
+    assert (runner.info.task, runner.info.pooling, runner.info.dimensions) == ("embed", "splade", 320)
+    assert np.array_equal(vectors(runner, encodings()), wanted)
+    pooled = sentence_folder(tmp_path / "pooled", encoder_folder("bert"), [("Pooling", {})])
+    with pytest.raises(UnsupportedModel, match="transformer_task = 'fill-mask' is not supported with Pooling"):
+        with_settings(pooled, transformer_task="fill-mask")
+
+
 def test_poolings_of_older_files_are_concatenated(tmp_path: Path) -> None:
     flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
     source, texts = encoder_folder("roberta"), encodings()
@@ -178,6 +194,62 @@ def test_a_dense_module(activation: str, tmp_path: Path) -> None:
     if "Tanh" in activation:
         wanted = np.tanh(wanted)
     np.testing.assert_allclose(vectors(runner, encodings()), wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("variant", "labels"), [("modernbert", 1), ("bert", 3)])
+def test_a_head_that_is_made_of_modules(variant: str, labels: int, tmp_path: Path) -> None:
+    """As the rerankers made of Ettin have it."""
+    source, texts = encoder_folder(variant), encodings()
+    first = {"in_features": 64, "out_features": 64, "bias": False, "module_output_name": "sentence_embedding"}
+    first["activation_function"] = "torch.nn.modules.activation.GELU"
+    last = {"in_features": 64, "out_features": labels, "bias": True, "module_output_name": "scores"}
+    last["activation_function"] = "torch.nn.modules.linear.Identity"
+    modules = [("Pooling", {"pooling_mode": "cls"}), ("Dense", first), ("LayerNorm", {"dimension": 64})]
+    folder = sentence_folder(tmp_path / "model", source, [*modules, ("Dense", last)])
+    torch.manual_seed(0)
+    parts = {"2_Dense": torch.nn.Linear(64, 64, False), "3_LayerNorm": torch.nn.LayerNorm(64)}
+    parts["4_Dense"] = torch.nn.Linear(64, labels)
+    randomize(parts["3_LayerNorm"])
+    for name, part in parts.items():
+        prefix = "norm" if "Norm" in name else "linear"
+        tensors = {f"{prefix}.{key}": tensor for key, tensor in part.state_dict().items()}
+        save_file(tensors, folder / name / "model.safetensors")
+    runner = load(folder)
+    task = "rerank" if labels == 1 else "classify"
+    assert (runner.info.task, runner.info.pooling, runner.info.dimensions) == (task, "cls", None)
+    assert runner.info.labels == tuple(f"LABEL_{index}" for index in range(labels))
+    states = torch.from_numpy(np.stack([states[0] for states in expected_states(source, texts)]))
+    with torch.no_grad():
+        made = torch.nn.functional.gelu(parts["2_Dense"](states))
+        wanted = parts["4_Dense"](parts["3_LayerNorm"](made)).numpy()
+    np.testing.assert_allclose(vectors(runner, texts), wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+def test_the_longest_text_is_the_tokenizers_where_modules_say_nothing(tmp_path: Path) -> None:
+    """As sentence-transformers saves it since version 5.4."""
+    folder = sentence_folder(tmp_path / "model", encoder_folder("bert"), [("Pooling", {})])
+    plain = edited_folder(tmp_path / "plain", encoder_folder("bert"))
+    for limit, most in ((48, 48), (10**30, 402), (1e30, 402), (None, 402)):
+        for each in (folder, plain):
+            (each / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
+        assert load(folder).info.max_tokens == most
+        # Nobody has said that it is a model of sentence-transformers.
+        assert load(plain).info.max_tokens == 402
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 48}))
+    assert with_settings(folder, max_seq_length=32).max_tokens == 32
+    found = with_settings(folder, processing_kwargs={"text": {"max_length": 24, "padding": True, "truncation": True}})
+    assert found.max_tokens == 24
+    assert with_settings(folder, processing_kwargs={"common": {"max_length": 16}}).max_tokens == 16
+    for part, said in (
+        ({"text": {"max_length": "9"}}, "text.max_length must be a positive whole number, got '9'"),
+        ({"common": {"add_special_tokens": False}}, "common.add_special_tokens is not supported"),
+        ({"text": [9]}, "text must be an object"),
+    ):
+        with pytest.raises(UnsupportedModel, match=said):
+            with_settings(folder, processing_kwargs=part)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 0}')
+    with pytest.raises(UnsupportedModel, match="model_max_length must be a positive whole number, got 0"):
+        with_settings(folder)
 
 
 def test_limits_and_prompts(tmp_path: Path) -> None:
@@ -270,10 +342,23 @@ def test_refused_by_name(variant: str, fields: dict[str, Any], message: str, tmp
         load(edited_folder(tmp_path / "model", encoder_folder(variant), **fields))
 
 
+_DENSE = {"in_features": 64, "out_features": 8}
+_SCORES = _DENSE | {"module_output_name": "scores"}
+
+
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ([("LayerNorm", {})], "LayerNorm module"),
+        ([("WordWeights", {})], "WordWeights module"),
+        ([("LayerNorm", {"dimension": 64})], "has no Pooling module"),
+        ([("Pooling", {}), ("LayerNorm", {})], "must give dimension"),
+        ([("Pooling", {}), ("LayerNorm", {"dimension": 63})], "takes 63 numbers by its config.json, and gets 64"),
+        ([("Pooling", {"pooling_mode": ["cls", "max"]}), ("Dense", _DENSE)], "takes 64 numbers .* gets 128"),
+        ([("Pooling", {}), ("Dense", _DENSE | {"module_output_name": "x"})], "module_output_name = 'x'"),
+        ([("Pooling", {}), ("Dense", _SCORES), ("Normalize", {})], "Normalize module after one that makes scores"),
+        ([("Pooling", {}), ("Dense", _SCORES | {"out_features": 0})], "out_features above zero, got 0"),
+        ([("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})], "'token_embeddings'"),
+        ([("Pooling", {}), ("Normalize", {"module_output_name": "x"})], "module_output_name = 'x'"),
         ([("LogitScore", {}), ("Normalize", {})], "LogitScore module"),
         ([("Normalize", {}), ("Pooling", {})], "Pooling module after Normalize"),
         ([("Normalize", {})], "has no Pooling module"),
@@ -292,8 +377,10 @@ def test_refused_by_name(variant: str, fields: dict[str, Any], message: str, tmp
     ],
 )
 def test_modules_refused_by_name(modules: list[tuple[str, dict[str, Any]]], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
-        load(sentence_folder(tmp_path / "model", encoder_folder("bert"), modules))
+    folder = sentence_folder(tmp_path / "model", encoder_folder("bert"), modules)
+    for refuse in (load, lambda folder: check_model(ItemConfig(model=str(folder), kind="encoder"))):
+        with pytest.raises(UnsupportedModel, match=message):
+            refuse(folder)
 
 
 def test_a_classifier_needs_no_pooling(tmp_path: Path) -> None:
@@ -379,3 +466,11 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
     save_file(old | {"embeddings.position_ids": torch.arange(402)}, folder / "model.safetensors", {"format": "pt"})
     found, wanted = (vectors(load(some), encodings()) for some in (folder, encoder_folder("bert")))
     assert np.array_equal(found, wanted)
+
+
+def test_a_pooling_without_its_settings_is_refused(tmp_path: Path) -> None:
+    """As a copy or download of a part has it: what is not said would be the mean."""
+    folder = sentence_folder(tmp_path / "model", encoder_folder("bert"), [("Pooling", {"pooling_mode": "cls"})])
+    (folder / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(UnsupportedModel, match=r"1_Pooling/config\.json is missing, by which a Pooling module"):
+        load(folder)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", TINY),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", TINY | {"head_dim": 16}),
     "nanochat": ("nanochat", TINY),
-    "phimoe": ("phimoe", TINY | _LOCAL),
+    "phimoe": ("phimoe", TINY | _LOCAL | {"sliding_window": 20}),
     "minimax_m2": ("minimax_m2", TINY | _LOCAL | {"head_dim": 16}),
     "deepseek_v2": ("deepseek_v2", TINY | _LATENT | _ROUTED | {"q_lora_rank": None, "topk_method": "greedy"}),
     "deepseek_v3": ("deepseek_v3", TINY | _LATENT | _ROUTED),
@@ -155,6 +156,29 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt_oss": ("gpt_oss", TINY | _LOCAL | {"head_dim": 16}, "s_aux"),
 }
 
+# What the folders of Gemma 3 4B, 12B and 27B say of their part for texts; all else is left out.
+_GEMMA3 = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+GEMMA3_TEXTS: dict[str, dict[str, Any]] = {
+    "4b": _GEMMA3 | {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},
+    "12b": _GEMMA3
+    | {"hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8},
+    "27b": _GEMMA3
+    | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "head_dim": 128}
+    | {"num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168},
+}
+
+
+def gemma3_folder(target: Path, size: str) -> Path:
+    """A folder with the config.json of such a model alone."""
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16"}
+    vision = {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model", "patch_size": 14}
+    target.mkdir()
+    (target / "config.json").write_text(
+        json.dumps({**config, "text_config": GEMMA3_TEXTS[size], "vision_config": vision})
+    )
+    return target
+
 
 @functools.cache
 def folder_that_sees(name: str) -> Path:
@@ -166,6 +190,10 @@ def folder_that_sees(name: str) -> Path:
         vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
         sizes = TINY | _DELTA | {"rope_parameters": _ROPE_OF_THREE}
         config = transformers.Qwen3_5Config(text_config=sizes, vision_config=vision)
+    elif name == "mistral3":
+        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28, "patch_size": 14}
+        sizes = TINY | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+        config = transformers.Mistral3Config(text_config=sizes, vision_config=vision, tie_word_embeddings=False)
     else:
         vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
         sizes = TINY | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}

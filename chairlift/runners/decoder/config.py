@@ -63,6 +63,8 @@ _NEUTRAL: dict[str, Any] = {
 
 # Of these the families in which transformers computes them.
 _BY_TRANSFORMERS = {"clip_qkv": ("olmo", "olmoe")}
+# And those without which a model would load, and give other vectors than its own.
+_LOOKS_AHEAD = ("is_causal", "use_bidirectional_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,12 @@ def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
         neutral = _NEUTRAL[name]
         value = raw.get(name)
         if value is not None and value != neutral:
+            if name in _LOOKS_AHEAD:
+                problem = "its tokens see what follows them, which those of no decoder do here"
+                raise UnsupportedModel(
+                    f"{name}={value!r} is not supported: {problem}; without the field it would load, and give other "
+                    "vectors than its own"
+                )
             error = NotNative if raw["model_type"] in _BY_TRANSFORMERS.get(name, ()) else UnsupportedModel
             raise error(
                 f"{name}={value!r} is not supported; a model that leaves {name} unset works "

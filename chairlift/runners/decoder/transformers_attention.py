@@ -37,6 +37,8 @@ class PagedAttention:
 
     def __init__(self, ops: Ops) -> None:
         self.heads: dict[int, HeadShape] = {}
+        # That of layers which are told of none, since transformers puts it into a mask.
+        self.window: int | None = None
         self.batch: AttentionBatch | None = None
         self._ops = ops
         self._caches: dict[int, KVCache] = {}
@@ -150,9 +152,9 @@ def attention(
     if size < head_dim:
         value = torch.nn.functional.pad(value, (0, head_dim - size))
     scale = head_dim**-0.5 if scaling is None else float(scaling)
-    window = None if sliding_window is None else min(sliding_window, _MOST_WINDOW)
-    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, window)
     paged = _current.get()
+    window = paged.window if sliding_window is None else sliding_window
+    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, None if window is None else min(window, _MOST_WINDOW))
     paged.modules[module.layer_idx] = module
     return paged.attend(module.layer_idx, query, key, value, heads)[..., :size], None
 

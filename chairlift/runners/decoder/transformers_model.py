@@ -17,6 +17,7 @@ from torch import Tensor
 
 from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.model_json import positive_size
 from chairlift.folders.tensor_files import count_numbers
 from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 _LENGTHS, _CUTS = (12, 9), ((0, 0), (7, 4), (11, 8))
 # What forward passes have called the cache: transformers from 5.24 on, before that, and some of Mamba's kin still.
 _CACHE_NAMES = "cache", "past_key_values", "cache_params"
+# Families whose window transformers puts into masks alone, of which none is made here.
+_WINDOW_IN_MASK = {"phimoe"}
+# Those that read images too, of which transformers has no part for texts by itself.
+_WHOLE = {"mistral3"}
 # The first version whose modules ask for each state by itself.
 _STATES_SINCE = "5.21"
 # By how much logits may differ that should be equal, as a share of the largest.
@@ -226,6 +231,8 @@ class TransformersModel:
     def _note_layers(self) -> Tensor:
         """Have a few tokens go through, to see what heads there are; return the logits of the last."""
         text_config = self._model.config.get_text_config(decoder=True)
+        if text_config.model_type in _WINDOW_IN_MASK and (window := text_config.sliding_window) is not None:
+            self._attention.window = positive_size({"sliding_window": window}, "sliding_window")
         with _told(), _quiet():
             found_logits, self._stateful = probe(self._model, text_config, self._short_text)
         # What rows may choose has a bit for each token of the vocabulary, and no more.
@@ -245,7 +252,21 @@ class TransformersModel:
             heads = self._attention.heads.get(layer)
             if heads is not None and (kind == "sliding_attention") != (heads.window is not None):
                 raise UnsupportedModel(f"layer {layer} is of type {kind!r}, but its attention is not told of a window")
+        if not kinds:
+            self._refuse_untold(text_config)
         return found_logits
+
+    def _refuse_untold(self, text_config: Any) -> None:
+        """Raise UnsupportedModel for a window that config.json has, and that a layer's attention is not told of.
+
+        It may be in a mask, and then those tokens would be seen that it hides.
+        """
+        window = getattr(text_config, "sliding_window", None)
+        if not isinstance(window, int) or getattr(text_config, "use_sliding_window", True) is False:
+            return
+        if 0 < window < self.config.max_positions and any(heads.window is None for heads in self._heads):
+            problem = f"sliding_window={window} is not supported for {text_config.model_type}, whose attention is not"
+            raise UnsupportedModel(f"{problem} told of it; with max_position_embeddings={window} it would hide nothing")
 
     def _check(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Hold texts that are computed in parts, and in company, against the same ones computed alone.
@@ -316,13 +337,15 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     with _quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(folder, **safely)
+            whole = config.model_type in _WHOLE
+            kind = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
             with torch.device("meta"):
-                empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                empty = kind.from_config(config, trust_remote_code=False)
             wanted, held = sum(each.numel() for each in empty.parameters()), count_numbers(folder) or 0
             if wanted > held:
                 # Before memory is taken for what is in no file, and would be made up.
                 raise UnsupportedModel(f"by config.json it has {wanted:,} numbers, and its files hold {held:,}")
-            model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            model, loading = kind.from_pretrained(
                 folder,
                 dtype=dtype,
                 attn_implementation=NAME,
@@ -334,9 +357,9 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             raise
         except Exception as error:
             raise UnsupportedModel(f"transformers can't load it: {first_line(error)}") from error
-    for kind in ("missing_keys", "unexpected_keys"):
-        if names := sorted(map(str, loading[kind])):
-            raise UnsupportedModel(f"{kind.replace('_keys', '')} tensors: {', '.join(names[:3])}")
+    for unlike in ("missing_keys", "unexpected_keys"):
+        if names := sorted(map(str, loading[unlike])):
+            raise UnsupportedModel(f"{unlike.replace('_keys', '')} tensors: {', '.join(names[:3])}")
     return model.eval().requires_grad_(False).to(device)
 
 

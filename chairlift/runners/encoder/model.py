@@ -9,25 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.sentence_files import Dense
+from chairlift.folders.sentence_files import Dense, LayerNorm
 from chairlift.ops.activation import ACTIVATIONS, activate
 from chairlift.ops.encoder import EncoderLayer, EncoderWeights, Norm, Projection
 from chairlift.runners.encoder.config import BUCKET_DISTANCE, BUCKETS, EncoderConfig
 from chairlift.runners.weights import Weights
 
+# That of sentence-transformers' LayerNorm, whose config.json has none.
+_LAYER_NORM_EPS = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """One small layer behind the encoder, in float32: projection, activation, norm."""
+    """One small layer behind the encoder, in float32: projection, activation, norm, as far as it has them."""
 
-    projection: Projection
+    projection: Projection | None
     activation: str | None
     norm: Norm | None
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [S, in] -> [S, out]."""
-        x = F.linear(x, self.projection.weight, self.projection.bias)
+        if self.projection is not None:
+            x = F.linear(x, self.projection.weight, self.projection.bias)
         if self.activation is not None:
             x = activate(x, self.activation)
         return x if self.norm is None else F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias, self.eps)
@@ -163,13 +167,18 @@ class EncoderReader:
         return table.float()[_bucket(distance).to(table.device)].T.contiguous()
 
 
-def read_dense(dense: Dense, device: torch.device) -> Projected:
-    """Read a Dense module of sentence-transformers. Raises UnsupportedModel."""
-    with Weights(dense.folder, torch.float32, device) as weights:
-        weight = weights.take(["linear.weight"], [(dense.outs, dense.ins)])
-        bias = weights.take(["linear.bias"], [(dense.outs,)]) if dense.bias else None
+def read_stage(stage: Dense | LayerNorm, device: torch.device) -> Projected:
+    """Read a Dense or LayerNorm module of sentence-transformers. Raises UnsupportedModel."""
+    with Weights(stage.folder, torch.float32, device) as weights:
+        if isinstance(stage, LayerNorm):
+            weight, bias = (weights.take([f"norm.{name}"], [(stage.ins,)]) for name in ("weight", "bias"))
+            read = Projected(None, None, Norm(weight, bias), _LAYER_NORM_EPS)
+        else:
+            weight = weights.take(["linear.weight"], [(stage.outs, stage.ins)])
+            added = weights.take(["linear.bias"], [(stage.outs,)]) if stage.bias else None
+            read = Projected(Projection(weight, added), stage.activation, None, 0.0)
         weights.refuse_unused()
-    return Projected(Projection(weight, bias), dense.activation, None, 0.0)
+    return read
 
 
 def _projected(projection: Projection, activation: str | None, norm: Norm | None, eps: float) -> Projected:

@@ -18,7 +18,7 @@ from chairlift.ops.encoder import EncoderForward, Output, Texts, text_sums
 from chairlift.ops.select import has_bf16_products, select_ops
 from chairlift.runners.device import find_device
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
-from chairlift.runners.encoder.model import Projected, read_dense
+from chairlift.runners.encoder.model import Projected, read_stage
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.runners.threads import set_threads
 from chairlift.runners.weights import Weights
@@ -70,7 +70,10 @@ class EncoderRunner:
         files, raw = SentenceFiles.read(self._model), read_model_json(self._model)
         backbone = read_backbone(self._model, files.logit_score)
         self._task = task_of(self._model, raw)
-        labels = () if self._task == "embed" else labels_of(raw if files.logit_score is None else {"num_labels": 1})
+        named = raw if files.num_scores is None else {"num_labels": files.num_scores}
+        labels = () if self._task == "embed" else labels_of(named)
+        # What is pooled is for modules alone: the model's own head is of another task.
+        own_labels = 0 if files.poolings else len(labels)
         device = find_device(self._device)
         # Already what says which type is the fastest may compute.
         set_threads(self._num_threads)
@@ -78,22 +81,21 @@ class EncoderRunner:
         max_tokens = self._longest(backbone, files)
         ops = select_ops(self._ops, device, dtype, backbone.head_dim, self._quantization)
         with Weights(self._model, dtype, device, backbone.packing) as weights:
-            self.forward, self._stages = backbone.read(weights, ops, max_tokens, len(labels))
-            if files.poolings == (SPLADE,) and not labels:
+            self.forward, self._stages = backbone.read(weights, ops, max_tokens, own_labels)
+            if files.poolings == (SPLADE,):
                 if backbone.read_mask_head is None:
                     raise UnsupportedModel(f"{self._model} is a decoder, and has no head for SPLADE")
                 self._stages = backbone.read_mask_head(weights)
-        if files.poolings == (SPLADE,) and not labels:
+        width = files.width(backbone.hidden_size)
+        if files.poolings == (SPLADE,):
             self._poolings, width = (SPLADE,), backbone.vocab_size
-        elif labels:
+        elif own_labels:
             self._poolings = (backbone.head_pooling,)
-            width = len(labels)
         else:
             self._poolings = files.poolings or (backbone.pooling,)
-            self._stages = [read_dense(dense, device) for dense in files.dense]
-            width = files.dense[-1].outs if files.dense else backbone.hidden_size * len(self._poolings)
+            self._stages = [read_stage(stage, device) for stage in files.stages]
         self._normalized = not labels and files.normalized
-        self._padding = backbone.padding if labels else None
+        self._padding = backbone.padding if own_labels else None
         self._limits = backbone.vocab_size, backbone.type_vocab_size, max_tokens
         self.info = ItemInfo(
             task=self._task,
@@ -105,7 +107,7 @@ class EncoderRunner:
             dimensions=None if labels else width,
             hidden_size=backbone.hidden_size,
             labels=labels,
-            activation=_ACTIVATIONS.get(str(raw.get("problem_type"))) if labels else None,
+            activation=_ACTIVATIONS.get(str(named.get("problem_type"))) if labels else None,
             pooling="+".join(self._poolings),
             normalized=self._normalized,
             vocab_size=backbone.vocab_size,
