@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from chairlift.text.argument_grammar import arguments_of
-from chairlift.text.dialect import CallForm, Dialect
+from chairlift.text.dialect import CallForm, Dialect, Notation, TagForm
 from chairlift.text.lark import LarkRules, pattern_of
 
 # White space that models write before calls and constrained answers.
@@ -46,7 +46,8 @@ def reply_grammar(dialect: Dialect, tokens: Mapping[str, int], reply: ReplyShape
     if not reply.tools and not (thinks and reply.thinking_tokens is not None):
         if reply.answer is None:
             return None
-        if not thinks and (dialect.content is None or reply.continues):
+        marked = dialect.content is not None or dialect.wrapper is not None
+        if not thinks and (not marked or reply.continues):
             return reply.answer
     rules = LarkRules(tokens)
     start = _Grammar(dialect, rules, reply).start()
@@ -61,9 +62,9 @@ class _Grammar:
         self._dialect = dialect
         self._rules = rules
         self._reply = reply
-        self._forms = dialect.tool_calls if reply.tools else ()
+        self._forms = tuple(form for form in dialect.tool_calls if not form.only_read) if reply.tools else ()
         self._tools: dict[CallForm, str] = {}
-        self._arguments: dict[CallForm, list[tuple[str, str]]] = {}
+        self._arguments: dict[tuple[Notation, TagForm | None, str], list[tuple[str, str]]] = {}
 
     def start(self) -> str:
         """The reasoning, if there may be any, and the rest."""
@@ -105,7 +106,7 @@ class _Grammar:
             before = [rules.write(each) + " " + rules.up_to(region.close[0]) for each in region.open[1:]]
             either = [answer, *(self._calls(form) for form in self._forms)]
             return f"({' | '.join(before)})? ({' | '.join(either)})"
-        either = [self._answer()]
+        either = [self._wrapped(self._answer())]
         if self._reply.answer is not None:
             # Both at the start, and of one letter: which of them it is would be open.
             forms = [form for form in self._forms if form.anywhere]
@@ -119,7 +120,33 @@ class _Grammar:
     def _answer(self) -> str:
         if self._reply.answer is not None:
             return "@answer"
-        return self._free() + "?"
+        return self._said()
+
+    def _wrapped(self, answer: str) -> str:
+        """An answer, or text before calls, perhaps between markers. Those that are no tokens are text like any."""
+        region = self._dialect.wrapper
+        if region is None:
+            return answer
+        opens = "" if self._reply.continues else self._perhaps(region.open)
+        return f"{opens} {answer} {self._perhaps(region.close)}".strip()
+
+    def _perhaps(self, markers: Sequence[str]) -> str:
+        tokens = [self._rules.write(each) for each in markers if self._rules.token(each) is not None]
+        return f"({' | '.join(tokens)})?" if tokens else ""
+
+    def _said(self) -> str:
+        """Free text, perhaps none, with the tokens of calls that are only read: they are no text, and without them such
+        a call could not end."""
+        free = self._free()
+        strays = self._strays()
+        return f"{free}? (({' | '.join(strays)}) {free}?)*" if strays else f"{free}?"
+
+    def _strays(self) -> list[str]:
+        rules = self._rules
+        forms = [form for form in self._dialect.tool_calls if form.only_read] if self._forms else []
+        begin = {rules.write(rules.head(form.begin + form.open)) for form in self._forms}
+        found = {piece for form in forms for each in form.markers for piece in rules.pieces(each)}
+        return sorted(piece for piece in found - begin if piece.startswith("<["))
 
     def _free(self) -> str:
         """Text in which no call begins; between markers there is none."""
@@ -160,7 +187,7 @@ class _Grammar:
         whole = form.begin + form.open
         head = rules.head(whole)
         if rules.token(head) is not None:
-            return f"{self._free()}? {rules.write(whole)} {self._after_head(form)}"
+            return f"{self._wrapped(self._said())} {rules.write(whole)} {self._after_head(form)}"
         trigger = head.split()[0]
         # The longest text that ends so is taken, and the lexer does not go back.
         text = rules.lazy(trigger, unlike=self._unlike())
@@ -195,10 +222,11 @@ class _Grammar:
         return self._tools[form]
 
     def _arguments_in(self, form: CallForm) -> list[tuple[str, str]]:
-        """The name of each tool, and its arguments."""
-        if form not in self._arguments:
+        """The name of each tool, and its arguments, which are the same in forms of one notation."""
+        written = form.notation, form.tags, form.quote
+        if written not in self._arguments:
             rules, strict = self._rules, self._reply.strict
-            made = self._arguments[form] = []
+            made = self._arguments[written] = []
             for name, schema in self._reply.tools.items():
                 # What is strict may turn out to be wrong only when it is compiled.
                 if strict:
@@ -206,7 +234,7 @@ class _Grammar:
                 made.append((name, rules.add("arguments", arguments_of(rules, form, name, schema, name in strict))))
             if strict:
                 rules.part("all tools" if len(made) > 1 else f"tool {made[0][0]}")
-        return self._arguments[form]
+        return self._arguments[written]
 
 
 def _with_answer(lark: str, answer: str) -> str:

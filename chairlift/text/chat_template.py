@@ -14,6 +14,8 @@ import msgspec
 
 from chairlift.bodies import MAX_DEPTH
 from chairlift.errors import InvalidRequest, UnsupportedModel, clip
+from chairlift.text.dialect import CallForm
+from chairlift.text.written_calls import with_written_calls
 
 if TYPE_CHECKING:
     from chairlift.text.template_sandbox import TemplateSandbox
@@ -36,6 +38,11 @@ _DEVELOPER = "developer"
 _MAY_BE_EMPTY = frozenset({"assistant", "tool", "function"})
 # What a client must not set through template arguments: these are the template itself and its tools.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
+# Phi-4-mini's template takes tools as text of its system message, and no others.
+_TOOLS_IN_MESSAGE = re.compile(r"""\bmessage(\.tools\b|\[['"]tools['"]\])""")
+_TOOLS = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
+# What its model card begins such a message with.
+_WITH_TOOLS = "You are a helpful assistant with some tools."
 _NO_CONTENT = re.compile(r"""and\s+message(\.content|\[['"]content['"]\])\s+is\s+(not\s+)?none\s*-?%\}""")
 
 
@@ -53,6 +60,9 @@ class ChatTemplate:
         self.joins_arguments = any(map(_JOINED_ARGUMENTS.search, sources.values()))
         # Most take it for granted that there is content, be it empty; to a few its absence is what makes a call.
         self.knows_no_content = any(map(_NO_CONTENT.search, sources.values()))
+        self.has_tools_in_message = any(
+            _TOOLS_IN_MESSAGE.search(source) and not _TOOLS.search(source) for source in sources.values()
+        )
         # Or why it can't be compiled.
         self._compiled: dict[str, CodeType | str] = {}
         # A sandbox is for one thread at a time.
@@ -97,10 +107,12 @@ class ChatTemplate:
         size: int,
         quick: bool,
         continue_final: bool = False,
+        calls: CallForm | None = None,
     ) -> str:
         """The prompt of normalized messages, which with the arguments have about `size` characters.
 
-        With `continue_final` it ends where the last message's content does, and before whatever would close that.
+        With `continue_final` it ends where the last message's content does, and before whatever would close that. Calls
+        are written into messages in the form `calls`, if there is one.
         Raises InvalidRequest when the messages don't suit the template, in the template's own words, or when it goes
         beyond its limits; TooSlow if it was to be `quick` and isn't.
         """
@@ -108,8 +120,10 @@ class ChatTemplate:
 
         variables = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
         end = secrets.token_hex(16) if continue_final else ""
-        variables |= {"messages": self._suited(chat, end), "add_generation_prompt": add_generation_prompt}
-        code = self._code(kwargs.get("tools"), quick)
+        chat = chat if calls is None else with_written_calls(chat, calls)
+        tools = kwargs.get("tools")
+        variables |= {"messages": self._suited(chat, tools, end), "add_generation_prompt": add_generation_prompt}
+        code = self._code(tools, quick)
         text = min(_TEXT + _TEXT_FOR_EACH_CHARACTER * size, _MOST_TEXT)
         budget = Budget(_QUICK_WORK, _QUICK_TEXT) if quick else Budget(_WORK, text)
         try:
@@ -125,10 +139,12 @@ class ChatTemplate:
         except Exception as error:  # a template can fail in any way that an expression can
             raise InvalidRequest(f"the chat template refused the messages: {clip(str(error))}", "messages") from error
 
-    def _suited(self, chat: list[dict[str, Any]], end: str) -> list[dict[str, Any]]:
+    def _suited(self, chat: list[dict[str, Any]], tools: Any, end: str) -> list[dict[str, Any]]:
         """Messages in roles that the templates know, the last one marked where its content ends."""
         if not any(_DEVELOPER in source for source in self._sources.values()):
             chat = [message | {"role": "system"} if message.get("role") == _DEVELOPER else message for message in chat]
+        if self.has_tools_in_message:
+            chat = _with_tools(chat, tools)
         if end:
             content = chat[-1].get("content")
             if not isinstance(content, str):
@@ -178,6 +194,17 @@ class ChatTemplate:
             found = self._own.sandbox = TemplateSandbox(_to_json, functions)
         sandbox: TemplateSandbox = found
         return sandbox
+
+
+def _with_tools(chat: list[dict[str, Any]], tools: Any) -> list[dict[str, Any]]:
+    """Messages with the tools in that of the system, and what calls gave in the role that has a token."""
+    chat = [message | {"role": "tool_response"} if message.get("role") == "tool" else message for message in chat]
+    if not isinstance(tools, list) or not tools:
+        return chat
+    if not chat or chat[0].get("role") != "system":
+        chat = [{"role": "system", "content": _WITH_TOOLS}, *chat]
+    described = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
+    return [chat[0] | {"tools": _to_json(described)}, *chat[1:]]
 
 
 def _up_to(end: str, text: str) -> str:

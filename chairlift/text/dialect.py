@@ -1,8 +1,8 @@
 """How a family of models writes reasoning and calls: one declaration, of which grammar and reader are both made.
 
 The fields are those of transformers' `response_template`. Markers are texts in which white space stands for any white
-space, and is written as it stands, and `…` for any text on one line up to a quote or a bracket. Where there are
-several markers, each is read, and may be written.
+space, and is written as it stands, and `…` for any text on one line up to a quote or a bracket. Where they have JSON,
+white space is read wherever JSON may have some. Where there are several markers, each is read, and may be written.
 """
 
 import re
@@ -36,7 +36,8 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     """How calls are written: `begin`, then for each `open`, its name, `named`, its arguments, `close`, and in between
     `separator`, then `end`. Without a separator there is only one.
 
-    `anywhere` says that calls may follow text; others are the whole answer. `quote` is that of the bare notation.
+    `anywhere` says that calls may follow text; others are the whole answer. `quote` is that of the bare notation. What
+    is `only_read` is what models write by mistake: no grammar has it, and none keeps it out of free text.
     """
 
     begin: str = ""
@@ -49,10 +50,19 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     tags: TagForm | None = None
     quote: str = '"'
     anywhere: bool = True
+    only_read: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All texts that are not of a name or a value."""
+        tags = () if self.tags is None else (self.tags.open, self.tags.named, self.tags.close)
+        around = (self.begin, self.open, self.named, *self.close, self.separator or "", self.end)
+        return (*around, self.quote, *tags)
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """A way of writing replies. What is in no part is the answer's; `content` are markers around it where it has any.
+    """A way of writing replies. What is in no part is the answer's; `content` are markers around it where it has any,
+    and `wrapper` those that it may have, or lack.
 
     `short_ids` says that the template wants ids of calls that have nine letters or digits.
     """
@@ -61,12 +71,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: Region | None = None
     tool_calls: tuple[CallForm, ...] = ()
     content: Region | None = None
+    wrapper: Region | None = None
     short_ids: bool = False
 
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 GAP = r'[^\n"<>\[\]]{0,64}'
 _GAP = re.compile(GAP)
+# Where JSON may have white space and markers have none: behind a bracket, and before what follows a text.
+_LOOSE = re.compile(r'(?<=[{\[])(?=["{])|(?<=")(?=[:,])')
 # More would be read again and again as it comes.
 _SPACE = re.compile(r"\s{0,32}")
 _PIECES = re.compile(r"\s+|…|[^\s…]+")
@@ -81,6 +94,11 @@ class Found(NamedTuple):
     name: str
 
 
+def loose(marker: str) -> str:
+    """A marker with white space wherever its JSON may have some."""
+    return _LOOSE.sub(" ", marker)
+
+
 # Whether a marker that is not there may come to be there when the text goes on.
 MAYBE = Found(-1, "")
 
@@ -91,7 +109,7 @@ class Marker:
     def __init__(self, before: str, after: str | None = None) -> None:
         """`after` a name, if there is to be one."""
         text = before if after is None else f"{before}{_NAMED}{after}"
-        self._pieces = [piece for part in re.split(f"({_NAMED})", text) for piece in _PIECES.findall(part)]
+        self._pieces = [piece for part in re.split(f"({_NAMED})", loose(text)) for piece in _PIECES.findall(part)]
         for end in (0, -1):
             while self._pieces and self._pieces[end].isspace():
                 self._pieces.pop(end)

@@ -8,11 +8,15 @@ _JSON = '{"name": "'
 _ARGUMENTS = '", "arguments": '
 _PARAMETERS = '", "parameters": '
 _THINK = Region(("<think>",), ("</think>",))
+# What Granite 3.3 writes its answer between, if it thinks.
+_RESPONSE = Region(("<response>",), ("</response>",))
 
 _HERMES = CallForm(open=f"<tool_call>\n{_JSON}", named=_ARGUMENTS, close=("}\n</tool_call>",), separator="\n")
-_LLAMA = (
-    CallForm(open=_JSON, named=_PARAMETERS, close=("}",), anywhere=False),
-    CallForm(open=f"<|python_tag|>{_JSON}", named=_PARAMETERS, close=("}",)),
+_TYPED_JSON = '{"type": "function", "name": "'
+_LLAMA = tuple(
+    CallForm(open=f"{tag}{opened}", named=_PARAMETERS, close=("}",), anywhere=tag != "")
+    for tag in ("", "<|python_tag|>")
+    for opened in (_JSON, _TYPED_JSON)
 )
 _MISTRAL = CallForm(
     begin="[TOOL_CALLS] [",
@@ -49,6 +53,10 @@ _QWEN = CallForm(
     notation="tags",
     tags=TagForm("\n<parameter=", ">\n", "\n</parameter>", words=True),
 )
+# Qwen3-Coder often leaves out the first tag, above all behind text.
+_QWEN_BARE = msgspec.structs.replace(
+    _QWEN, open="<function=", close=("\n</function>\n</tool_call>", "\n</function>"), only_read=True
+)
 _SEED = msgspec.structs.replace(
     _QWEN,
     open="<seed:tool_call>\n<function=",
@@ -62,6 +70,15 @@ _GEMMA = CallForm(
     separator="",
     notation="bare",
     quote='<|"|>',
+)
+_GRANITE = CallForm(begin="<|tool_call|>[", open=_JSON, named=_ARGUMENTS, close=("}",), separator=", ", end="]")
+_COMMAND = CallForm(
+    begin="<|START_ACTION|>[\n    ",
+    open='{"tool_call_id": "…", "tool_name": "',
+    named=_PARAMETERS,
+    close=("}",),
+    separator=",\n    ",
+    end="\n]<|END_ACTION|>",
 )
 _TO = " to=functions."
 _NEXT = ("<|end|><|start|>assistant", "<|end|>")
@@ -118,7 +135,7 @@ DIALECTS = {
                 ),
             ),
         ),
-        Dialect(name="qwen_xml", tool_calls=(_QWEN,)),
+        Dialect(name="qwen_xml", tool_calls=(_QWEN, _QWEN_BARE)),
         Dialect(
             name="seed",
             reasoning_content=Region(("<seed:think>",), ("</seed:think>",)),
@@ -152,6 +169,27 @@ DIALECTS = {
             ),
             content=Region(("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"), (*_NEXT, "<|return|>")),
         ),
+        Dialect(
+            name="lfm2",
+            tool_calls=(
+                msgspec.structs.replace(
+                    _PYTHONIC, begin="<|tool_call_start|>[", end="]<|tool_call_end|>", anywhere=True
+                ),
+            ),
+        ),
+        Dialect(
+            name="granite",
+            # The small ones of 3.1 and 3.2 spell the marker without its bars.
+            tool_calls=(_GRANITE, msgspec.structs.replace(_GRANITE, begin="<tool_call>[", only_read=True)),
+        ),
+        Dialect(name="phi", tool_calls=(msgspec.structs.replace(_GRANITE, end="]<|/tool_call|>"),)),
+        Dialect(
+            name="command",
+            reasoning_content=Region(("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+            tool_calls=(_COMMAND,),
+            # Those of the second pair are of the models since Command A Vision.
+            wrapper=Region(("<|START_RESPONSE|>", "<|START_TEXT|>"), ("<|END_RESPONSE|>", "<|END_TEXT|>")),
+        ),
     )
 }
 
@@ -169,6 +207,13 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral_nemo", ("[TOOL_CALLS][",)),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("command", ("<|START_ACTION|>",)),
+    # Only later templates of LFM2.5 write calls; LFM2's names the tools' tokens, and LFM2.5's first one none.
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
+    ("lfm2", ("List of tools: [", "keep_past_thinking")),
+    ("phi", ("<|tool|>", "<|/tool|>")),
+    ("granite", ("<|tool_call|>", "<|start_of_role|>")),
     ("hermes", ("<tool_call>", '"name": ', '"arguments": ')),
     ("pythonic", ("<|python_start|>",)),
     ("pythonic", ("func_name1(",)),
@@ -181,16 +226,24 @@ def find_dialect(template: str, name: str) -> Dialect | None:
     "none". Reasoning between think tags is part of it if the template knows such tags."""
     if name == "none":
         return None
-    if name != "auto":
-        found: Dialect | None = DIALECTS[name]
-    else:
-        plain = template.replace('\\"', '"')
-        shown = next((row for row, texts in _SIGNS if all(text in plain for text in texts)), None)
-        found = None if shown is None else DIALECTS[shown]
-        if found is not None and (region := found.reasoning_content) and region.open[0].strip() not in template:
-            found = msgspec.structs.replace(found, reasoning_content=None)
+    found = _shown(template) if name == "auto" else DIALECTS[name]
     if "</think>" not in template or (found is not None and found.reasoning_content is not None):
         return found
-    if found is None:
-        return Dialect(name="think", reasoning_content=_THINK)
-    return msgspec.structs.replace(found, reasoning_content=_THINK)
+    thinking = msgspec.structs.replace(found or Dialect(name="think"), reasoning_content=_THINK)
+    if all(tag in template for tag in (*_RESPONSE.open, *_RESPONSE.close)):
+        return msgspec.structs.replace(thinking, wrapper=_RESPONSE)
+    return thinking
+
+
+def _shown(template: str) -> Dialect | None:
+    """The dialect that a template shows, with those of its regions that the template knows."""
+    plain = template.replace('\\"', '"')
+    shown = next((row for row, texts in _SIGNS if all(text in plain for text in texts)), None)
+    if shown is None:
+        return None
+    found = DIALECTS[shown]
+    if (region := found.reasoning_content) and region.open[0].strip() not in template:
+        found = msgspec.structs.replace(found, reasoning_content=None)
+    if (region := found.wrapper) and not any(marker in template for marker in region.open):
+        found = msgspec.structs.replace(found, wrapper=None)
+    return found

@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chairlift.runners.sequences import GRAMMAR_PART
-from chairlift.text.dialect import GAP
+from chairlift.text.dialect import GAP, loose
 from chairlift.text.relaxed_schemas import LENIENT, Relaxer
 from chairlift.text.schema_patterns import mended
 from chairlift.text.structured import MAX_GRAMMAR_BYTES
 
 # A space or a line break between a value's parts, and no more of them: models may write them without end.
 _JSON_OPTIONS = {"whitespace_pattern": "[ \n]?"}
+
+
+class Unbounded(ValueError):
+    """Reasoning whose tokens can't be counted."""
 
 
 class LarkRules:
@@ -105,14 +109,14 @@ class LarkRules:
     def up_to(self, marker: str, tokens: int | None = None, counted: str = "*") -> str:
         """Any text up to a marker, and that; of so many tokens at most, and of as many letters as `counted` says.
 
-        Raises ValueError if tokens are to be counted, and the marker does not begin with one.
+        Raises Unbounded if tokens are to be counted, and the marker does not begin with one.
         """
         head = self.head(marker)
         if head in self._tokens:
             options = "" if tokens is None else f"max_tokens={tokens}"
             return f"{self._optioned(self.text([head], counted=counted), options)} {self.write(marker)}"
         if tokens is not None:
-            raise ValueError(f"the reasoning can't be bounded: its end, {head!r}, is no token of this model")
+            raise Unbounded(f"the reasoning can't be bounded: its end, {head!r}, is no token of this model")
         return f"{self.lazy(head, counted)} {self.write(marker[len(head) :])}".rstrip()
 
     def lazy(self, end: str, counted: str = "*", unlike: Sequence[str] = ()) -> str:
@@ -155,5 +159,5 @@ def quoted(text: str) -> str:
 
 def pattern_of(text: str) -> str:
     """A text in a grammar's pattern, with any white space where it has some."""
-    words = [re.escape(word).replace("/", "\\/") for word in re.split(r"\s+", text)]
+    words = [re.escape(word).replace("/", "\\/") for word in re.split(r"\s+", loose(text))]
     return r"\s*".join(words)

@@ -7,11 +7,12 @@ import msgspec
 
 from chairlift.text.call_grammar import ReasoningStart
 from chairlift.text.chat_template import MAX_TEMPLATE_CHARS
-from chairlift.text.dialect import Dialect
+from chairlift.text.dialect import CallForm, Dialect
 from chairlift.text.dialects import find_dialect
 from chairlift.text.reply_reader import DialectMarkers
 from chairlift.text.response_template import read_template
 from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.written_calls import form_to_write
 
 # What templates call the argument that turns reasoning on or off.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -26,7 +27,8 @@ class ModelDialect(msgspec.Struct, frozen=True, kw_only=True):
 
     `switch` is the template's argument that turns reasoning on or off. `tokens` are those of the markers that are
     tokens; the ones that texts leave out are among `shown_with_tools` and `shown_without`. `markers` are the dialect's
-    without tools, and it `spells` if a reply has parts even where no tools are given.
+    without tools, and it `spells` if a reply has parts even where no tools are given. `calls` is the form in which
+    calls are written into messages, where the template has no place for them.
     """
 
     dialect: Dialect | None = None
@@ -37,11 +39,13 @@ class ModelDialect(msgspec.Struct, frozen=True, kw_only=True):
     shown_with_tools: frozenset[int] = frozenset()
     shown_without: frozenset[int] = frozenset()
     markers: DialectMarkers | None = None
+    calls: CallForm | None = None
     spells: bool = False
 
     def __post_init__(self) -> None:
         """Find out once what each request asks."""
-        found = self.dialect is not None and (self.reasons or self.dialect.content is not None)
+        dialect = self.dialect
+        found = dialect is not None and (dialect.reasoning_content or dialect.content or dialect.wrapper) is not None
         msgspec.structs.force_setattr(self, "spells", found)
 
     @property
@@ -77,13 +81,14 @@ def model_dialect_of(tokenizer: Tokenizer, name: str = "auto") -> ModelDialect:
     special = tokenizer.vocabulary.special
     return ModelDialect(
         dialect=dialect,
-        takes_tools=_has(code, "tools"),
+        takes_tools=_has(code, "tools") or (source != "" and tokenizer.chat_template.has_tools_in_message),
         takes_effort=_is_given(code, "reasoning_effort"),
         switch=next((word for word in _SWITCHES if _is_given(code, word)), None),
         tokens=_tokens_in(tokenizer, dialect, True),
         shown_with_tools=special.intersection(_tokens_in(tokenizer, dialect, True).values()),
         shown_without=special.intersection(_tokens_in(tokenizer, dialect, False).values()),
         markers=None if dialect is None else DialectMarkers(dialect, {}),
+        calls=form_to_write(dialect, source),
     )
 
 
@@ -132,8 +137,7 @@ def _tokens_in(tokenizer: Tokenizer, dialect: Dialect | None, tools: bool) -> di
 
 
 def _texts(dialect: Dialect, tools: bool) -> Iterator[str]:
-    for region in (dialect.reasoning_content, dialect.content):
+    for region in (dialect.reasoning_content, dialect.content, dialect.wrapper):
         yield from () if region is None else (*region.open, *region.close)
     for form in dialect.tool_calls if tools else ():
-        yield from (form.begin, form.open, form.named, *form.close, form.separator or "", form.end, form.quote)
-        yield from () if form.tags is None else (form.tags.open, form.tags.named, form.tags.close)
+        yield from form.markers

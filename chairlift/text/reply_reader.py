@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from chairlift.text.arguments import Scanner, arguments_json, make_scanner
-from chairlift.text.dialect import MAYBE, CallForm, Dialect, Found, Marker
+from chairlift.text.dialect import MAYBE, CallForm, Dialect, Found, Marker, Region
 from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, ReasoningPart, ReplyPart
 from chairlift.text.schemas import SchemaTypes, joined
 
@@ -16,7 +16,7 @@ _CUT_OFF = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\ufffd"
 
 
 class _Head(NamedTuple):
-    """A marker that opens something: a call of a form, or reasoning, or the answer."""
+    """A marker that opens something: a call of a form, or reasoning, or the answer; or that ends it."""
 
     marker: Marker
     kind: str
@@ -29,6 +29,10 @@ class _CallMarkers(NamedTuple):
     next: Marker | None
     closes: tuple[Marker, ...]
     end: Marker | None
+
+
+def _heads(markers: Sequence[str], kind: str) -> list[_Head]:
+    return [_Head(Marker(each), kind) for each in markers]
 
 
 class _Watch:
@@ -58,21 +62,26 @@ class DialectMarkers:
             again = None if form.separator is None else Marker(form.separator + form.open, named)
             end = Marker(form.end) if form.end.strip() else None
             self.forms[form] = _CallMarkers(again, tuple(map(Marker, form.close)), end)
-        reasoning, content = dialect.reasoning_content, dialect.content
-        thoughts = [_Head(Marker(each), "reasoning") for each in (reasoning.open if reasoning else ())]
-        answers = [_Head(Marker(each), "content") for each in (content.open if content else ())]
+        nothing = Region((), ())
+        reasoning, content = dialect.reasoning_content or nothing, dialect.content or nothing
+        wrapper = dialect.wrapper or nothing
+        self.wraps = dialect.wrapper is not None
+        thoughts, answers = _heads(reasoning.open, "reasoning"), _heads(content.open, "content")
         anywhere = [head for head in calls if head.form is not None and head.form.anywhere]
-        self.first = _Watch(thoughts + answers + calls)
+        # Within an answer its wrapper's first marker is text.
+        self.first = _Watch(thoughts + answers + _heads(wrapper.open, "wrapped") + calls)
         # Text that is in no markers is followed by no reasoning.
-        self.later = _Watch((thoughts if content else []) + answers + anywhere)
+        self.later = _Watch((thoughts if answers else []) + answers + anywhere)
         self.closes = {
-            "reasoning": _Watch([_Head(Marker(each), "between") for each in (reasoning.close if reasoning else ())]),
-            "content": _Watch([_Head(Marker(each), "between") for each in (content.close if content else ())]),
+            "reasoning": _Watch(_heads(reasoning.close, "between")),
+            "content": _Watch(_heads(content.close, "between")),
+            "wrapped": _Watch(_heads(wrapper.close, "between") + anywhere),
         }
 
 
 class DialectReader:
     """Reads one reply of a dialect; `reasoning` says that the prompt has opened it, `bounded` that a budget may end it.
+    With `continues` the prompt has begun the answer. Unless calls may be `parallel`, those after the first are text.
 
     What is found depends on the text alone, not on how it is cut: as long as it is not certain whether something is a
     marker, it is held back. White space between parts is of none, nor is the beginning of a character within which a
@@ -80,15 +89,26 @@ class DialectReader:
     or its arguments, is the answer's text.
     """
 
-    def __init__(self, markers: DialectMarkers, reasoning: bool, bounded: bool = False) -> None:
+    def __init__(
+        self,
+        markers: DialectMarkers,
+        reasoning: bool,
+        bounded: bool = False,
+        *,
+        continues: bool = False,
+        parallel: bool = True,
+    ) -> None:
         self._markers = markers
         self._bounded = bounded
+        self._parallel = parallel
         self._text = ""
         self._at = 0
         # Characters before `_text`.
         self._dropped = 0
         self._parts: list[ReplyPart] = []
-        self._state = "reasoning" if reasoning else "between"
+        self._state = "reasoning" if reasoning else "wrapped" if continues and markers.wraps else "between"
+        # The state that a call is in.
+        self._around = self._state
         # What ends the text so far, and is of none if a marker follows: white space, or a character that is cut off.
         self._held = self._before = ""
         # Whether white space that follows is of none, and whether anything but white space has come.
@@ -151,7 +171,7 @@ class DialectReader:
         if self._state == "between":
             watch = self._markers.later if self._begun else self._markers.first
         else:
-            watch = self._markers.closes[kind]
+            watch = self._markers.closes[self._state]
         start, found = self._search(watch, last)
         self._say(kind, self._text[self._at : start], self._dropped + self._at)
         self._at = start
@@ -160,6 +180,7 @@ class DialectReader:
         head, place = found
         self._before, self._held, self._trims = self._held, "", True
         if head.form is not None:
+            self._around = self._state
             self._begin_call(head.form, place)
         else:
             self._state, self._at = head.kind, place.end
@@ -184,7 +205,7 @@ class DialectReader:
         return len(self._text), None
 
     def _is_called(self, name: str) -> bool:
-        return name in self._markers.tools and self._again < _MOST_AGAIN
+        return name in self._markers.tools and self._again < _MOST_AGAIN and (self._parallel or not self._calls)
 
     def _begin_call(self, form: CallForm, found: Found) -> None:
         self._form, self._name, self._state, self._begun = form, found.name, "arguments", True
@@ -213,7 +234,7 @@ class DialectReader:
         `end` is where it was known.
         """
         self._again += end - self._start
-        self._scanner, self._state = None, "between"
+        self._scanner, self._state = None, self._around
         self._held, self._trims = self._before, False
         self._say("content", self._text[self._start : self._start + 1], self._dropped + self._start)
         self._at = self._start + 1
@@ -241,7 +262,7 @@ class DialectReader:
         self._calls += 1
         self._scanner, self._trims = None, True
         if found is None:
-            self._state = "between"
+            self._state = self._around
         else:
             # The rest of a marker that was cut off says nothing.
             self._at, self._state = len(self._text) if found is MAYBE else found.end, "next"
@@ -265,7 +286,7 @@ class DialectReader:
             else:
                 continue
             break
-        self._state, self._trims = "between", True
+        self._state, self._trims = self._around, True
         return True
 
     def _place(self) -> int:

@@ -22,6 +22,7 @@ from chairlift.folders.end_tokens import end_token_ids, special_tokens
 from chairlift.folders.model_json import NO_TOKENIZER, read_object
 from chairlift.text.chat_template import ChatTemplate, check_arguments, normalize_messages, plain, too_deep
 from chairlift.text.detokenize import Vocabulary
+from chairlift.text.dialect import CallForm
 from chairlift.text.lengths import TextLengths
 from chairlift.text.special_tokens import Lookalikes, any_of
 
@@ -184,19 +185,21 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         quick: bool = False,
         continue_final: bool = False,
+        calls: CallForm | None = None,
     ) -> ChatPrompt:
         """The prompt of a chat, special tokens included. What looks like one in the messages stays text.
 
         `template_kwargs` reach the template as they are (`tools`, `documents`, `enable_thinking`, ...). With
-        `continue_final` the prompt ends where the last message's content does. Raises InvalidRequest, and with `quick`
-        TooSlow for a rendering that should not be waited for.
+        `continue_final` the prompt ends where the last message's content does. `calls` is the form in which calls are
+        written for a template that has no place for them. Raises InvalidRequest, and with `quick` TooSlow for a
+        rendering that should not be waited for.
         """
         arguments = plain(dict(template_kwargs or {}))
         check_arguments(arguments)
         template = self._chat_template
         chat = normalize_messages(messages, template.joins_arguments, template.knows_no_content)
         written = _written([chat, arguments])
-        render = partial(self._chat_template.render, size=len(written), quick=quick, continue_final=continue_final)
+        render = partial(template.render, size=len(written), quick=quick, continue_final=continue_final, calls=calls)
         if not self._always:
             holds = any(first in written for first in self._first_written)
             if not holds or self._pattern_written.search(written) is None:

@@ -17,6 +17,7 @@ from chairlift.demo import demo_path
 from chairlift.text.chat_template import ChatTemplate, normalize_messages
 from chairlift.text.dialect import Dialect
 from chairlift.text.dialects import find_dialect
+from chairlift.text.written_calls import form_to_write
 
 TOOLS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -158,6 +159,22 @@ _REPLIES = {
 {{- ' to=functions.' + f.name + '<|channel|>commentary json<|message|>' + f.arguments | tojson + '<|call|>' }}
 {%- else %}{{ '<|channel|>final<|message|>' + m.content }}{%- endif %}""",
 }
+_REPLIES["lfm2"] = (
+    _REPLIES["pythonic"]
+    .replace("{#- [func_name1(param=value)] #}\n", _SAYS)
+    .replace("{{ '[' }}", "{{ '<|tool_call_start|>[' }}")
+    .replace("{{ ']' }}{%- else %}{{ m.content }}", "{{ ']<|tool_call_end|>' }}")
+)
+# These two have no place for calls: they are part of what is said.
+_REPLIES["granite"] = "{#- <|tool_call|> <|start_of_role|> #}" + _SAYS
+_REPLIES["phi"] = "{#- <|tool|><|/tool|> #}" + _SAYS
+_REPLIES["command"] = """{%- if m.reasoning_content %}
+{{- '<|START_THINKING|>' + m.reasoning_content + '<|END_THINKING|>' }}{%- endif %}
+{%- if m.tool_calls %}{{ '<|START_ACTION|>[\\n' }}{%- for c in m.tool_calls %}{%- set f = c.function %}
+{{- '    {"tool_call_id": "' + loop.index0 | string + '", "tool_name": "' + f.name + '", "parameters": ' }}
+{{- f.arguments | tojson + '}' }}{%- if not loop.last %}{{ ',\\n' }}{%- endif %}{%- endfor %}
+{{- '\\n]<|END_ACTION|>' }}
+{%- else %}{{ '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' }}{%- endif %}"""
 _REPLIES["function_gemma"] = (
     _REPLIES["gemma"]
     .replace('<|"|>', "<escape>")
@@ -188,11 +205,15 @@ _TOKENS: dict[str, tuple[list[str], list[str]]] = {
     "gemma": ([], ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"]),
     "function_gemma": ([], ["<start_function_call>", "<end_function_call>", "<escape>"]),
     "harmony": ([], [f"<|{name}|>" for name in ("channel", "message", "end", "start", "call", "constrain")]),
+    "lfm2": ([], ["<|tool_call_start|>", "<|tool_call_end|>"]),
+    "granite": ([], ["<|tool_call|>"]),
+    "phi": (["<|tool_call|>", "<|/tool_call|>"], []),
+    "command": ([], [f"<|{end}_{name}|>" for name in ("THINKING", "ACTION", "RESPONSE") for end in ("START", "END")]),
 }
 NAMES = list(_REPLIES)
 # Those whose templates write at most one call a turn, and those that write text or calls.
 SINGLE = {"llama", "harmony"}
-EITHER = {"llama", "harmony", "pythonic"}
+EITHER = {"llama", "harmony", "pythonic", "command"}
 
 
 class Sample(NamedTuple):
@@ -241,10 +262,11 @@ def samples(name: str, count: int, seed: int = 0) -> Iterator[Sample]:
     """Random messages of an assistant, as the dialect's template writes them."""
     dice = random.Random(f"{name}{seed}")
     chat = ChatTemplate({"default": template(name)}, {})
+    calls = form_to_write(dialect(name), template(name))
     for _ in range(count):
         message = assistant_message(dialect(name), dice)
         turns = [{"role": "user", "content": "hi"}, _normal(message, chat)]
-        whole = chat.render(turns, False, {}, 10_000, False)
+        whole = chat.render(turns, False, {}, 10_000, False, calls=calls)
         yield Sample(message, whole.split("<bot>", 1)[1].removesuffix("<end>"))
 
 

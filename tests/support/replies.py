@@ -19,9 +19,12 @@ def read_reply(
     tools: dict[str, dict[str, Any]],
     opened: bool = False,
     bounded: bool = False,
+    continues: bool = False,
+    parallel: bool = True,
 ) -> Read:
     """Content, reasoning, and calls with their arguments, of a text that comes in pieces."""
-    reader = DialectReader(DialectMarkers(dialect, tools), opened, bounded)
+    markers = DialectMarkers(dialect, tools)
+    reader = DialectReader(markers, opened, bounded, continues=continues, parallel=parallel)
     places = [0, *sorted(cuts), len(text)]
     parts = [part for start, end in pairwise(places) for part in reader.push(text[start:end])]
     content, reasoning, calls = "", "", list[tuple[str, str]]()

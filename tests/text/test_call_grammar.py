@@ -161,6 +161,47 @@ def test_an_answer_has_its_form_behind_the_reasoning_and_beside_calls(name: str,
     assert takes(name, made, call)
 
 
+@pytest.mark.parametrize("opened", ['{"type": "function", "name": "', '{ "name": "', '{"name": "'])
+def test_llama_s_calls_are_bound_in_every_shape(opened: str) -> None:
+    auto, must = grammar("llama"), grammar("llama", must_call=True)
+    call = f'{opened}get_weather", "parameters": {{"city": "Paris"}}}}'
+    spaced = opened.startswith("{ ")
+    assert takes("llama", auto, call)
+    assert takes("llama", auto, f"<|python_tag|>{call}") != spaced
+    assert takes("llama", must, call) != spaced
+    for made in (auto, must):
+        for wrong in (call.replace("get_weather", "other"), call.replace("city", "town"), call[:-1]):
+            assert not takes("llama", made, wrong)
+
+
+def test_calls_of_one_notation_share_what_is_made_of_their_arguments() -> None:
+    assert grammar("llama").count("%json") == len(TOOLS)
+
+
+def test_what_is_only_read_is_free_text() -> None:
+    call = "<function=now>\n</function>"
+    auto, must = grammar("qwen_xml"), grammar("qwen_xml", must_call=True)
+    for text in (call, f"{call}\n</tool_call>", f"So:\n{call}\n</tool_call>\n{call}", "<function=other>"):
+        assert takes("qwen_xml", auto, text)
+        assert not takes("qwen_xml", must, text)
+    assert takes("qwen_xml", auto, f"{call}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>")
+    assert not takes("qwen_xml", auto, "<tool_call>\n<function=other>\n</function>\n</tool_call>")
+    assert takes("granite", grammar("granite"), '<tool_call>[{"name": "now", "arguments": {}}]')
+
+
+def test_an_answer_may_stand_between_markers_or_alone() -> None:
+    call = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>'
+    free, formed = grammar("command"), grammar("command", answer=ANSWER, tools={}, reasoning="closed")
+    for before, after in (("", ""), ("<|START_RESPONSE|>", ""), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")):
+        assert takes("command", free, f"{before}Paris{after}")
+        assert takes("command", free, f"{before}I will look{after}{call}")
+        assert takes("command", formed, f'{before}{{"a":1}}{after}')
+        assert not takes("command", formed, f"{before}Paris{after}")
+    going_on = grammar("command", reasoning="closed", continues=True)
+    assert takes("command", going_on, " and more<|END_RESPONSE|>")
+    assert not takes("command", going_on, "<|START_RESPONSE|>again")
+
+
 def test_a_form_of_the_answer_needs_a_token_before_calls() -> None:
     with pytest.raises(ValueError, match="leave one out"):
         reply_grammar(dialect("pythonic"), {}, ReplyShape(tools=TOOLS, answer=ANSWER))
@@ -172,7 +213,7 @@ def test_without_tools_or_bounds_nothing_is_constrained() -> None:
     assert reply_grammar(dialect("llama"), {}, ReplyShape(answer=ANSWER)) == ANSWER
 
 
-@pytest.mark.parametrize("name", ["hermes", "deepseek", "mistral_args", "gemma", "harmony"])
+@pytest.mark.parametrize("name", ["hermes", "deepseek", "mistral_args", "gemma", "harmony", "command"])
 @pytest.mark.parametrize("budget", [0, 3])
 def test_the_reasoning_has_its_budget(name: str, budget: int) -> None:
     backend = tokens(name)[0]

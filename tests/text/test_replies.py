@@ -76,6 +76,7 @@ def test_a_call_of_no_tool_is_text(name: str) -> None:
 
 
 _TOLD = {"hermes", "llama", "mistral", "mistral_nemo", "mistral_args", "deepseek", "deepseek_v31", "harmony"}
+_TOLD |= {"granite", "phi", "command"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,6 +114,87 @@ def test_a_character_that_a_budget_cuts_is_left_out_however_its_text_is_cut(boun
         assert found == ("c\ufffd", wanted, [])
 
 
+BARE_CALL = "<function=now>\n</function>"
+QUOTED = '<function=get_weather>\n<parameter=city>\n"</function>"\n</parameter>\n</function>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"{BARE_CALL}\n</tool_call>", "", [("now", {})]),
+        (BARE_CALL, "", [("now", {})]),
+        (f"I will look.\n\n{BARE_CALL}\n</tool_call>\n", "I will look.", [("now", {})]),
+        (f"{QUOTED}\n</tool_call>\n{BARE_CALL}", "", [("get_weather", {"city": '"</function>"'}), ("now", {})]),
+        (f"<tool_call>\n{BARE_CALL}\n</tool_call>\n{BARE_CALL}\n</tool_call>", "", [("now", {})] * 2),
+        (f"{BARE_CALL}\n\nand more", "and more", [("now", {})]),
+        (BARE_CALL.replace("now", "other"), BARE_CALL.replace("now", "other"), []),
+        ("`<function=now>` is what it writes", "`<function=now>` is what it writes", []),
+        (QUOTED[:-5], QUOTED[:-5], []),
+    ],
+)
+def test_qwen_s_calls_without_their_first_tag_are_calls(text: str, content: str, calls: list[Any]) -> None:
+    for cuts in ([], range(len(text)), *([cut] for cut in range(len(text)))):
+        said, _, found = read("qwen_xml", text, cuts)
+        assert (said, [(name, json.loads(arguments)) for name, arguments in found]) == (content, calls)
+
+
+@pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}',
+        '{ "name": "get_weather", "parameters": {"city": "Paris"} }',
+        '{\n  "type" : "function" ,\n  "name" : "get_weather",\n  "parameters": {"city": "Paris"}\n}',
+    ],
+)
+def test_llama_s_calls_are_read_in_every_shape(tag: str, call: str) -> None:
+    for cut in range(len(tag + call)):
+        assert read("llama", tag + call, [cut]) == ("", "", [("get_weather", '{"city": "Paris"}')])
+    other = call.replace("get_weather", "other")
+    assert read("llama", tag + other) == (tag + other, "", [])
+    assert bool(read("llama", f"So: {tag}{call}")[2]) == bool(tag)
+
+
+GRANITE = find_dialect("<think></think> and <response></response>", "auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<think>hm</think><response>Paris.</response>", "Paris."),
+        ("<think>\nhm\n</think>\n\n<response>\nParis.\n</response>\n", "Paris.\n"),
+        ("<think>hm</think>Use <response> tags.", "Use <response> tags."),
+        ("<think>hm</think><response>Cut off", "Cut off"),
+        ("<think>hm</think>Just so.</response>", "Just so.</response>"),
+        ("<think>hm</think><respond>", "<respond>"),
+    ],
+)
+def test_what_an_answer_stands_between_is_not_of_it(text: str, content: str) -> None:
+    assert GRANITE is not None
+    for cut in range(len(text)):
+        said, thought, _ = read_reply(GRANITE, text, [cut], tools={})
+        assert (said.strip(), thought.strip()) == (content.strip(), "hm")
+    plain = find_dialect("<think></think>", "auto")
+    assert plain is not None
+    assert read_reply(plain, "<response>a</response>", tools={})[0] == "<response>a</response>"
+
+
+def test_an_answer_that_the_prompt_has_begun_ends_as_others_do() -> None:
+    for text in (" and more<|END_RESPONSE|>", " and more"):
+        for cut in range(len(text)):
+            found = read_reply(dialect("command"), text, [cut], tools=TOOLS, continues=True)
+            assert found == (" and more", "", [])
+
+
+@pytest.mark.parametrize("name", ["qwen_xml", "granite", "lfm2", "command"])
+def test_where_calls_may_not_be_parallel_the_first_is_the_only_one(name: str) -> None:
+    sample = next(each for each in samples(name, 50) if len(each.calls) > 1)
+    for cut in range(0, len(sample.text), 3):
+        content, _, calls = read_reply(dialect(name), sample.text, [cut], tools=TOOLS, parallel=False)
+        assert [(called, json.loads(arguments)) for called, arguments in calls] == sample.calls[:1]
+        assert sample.calls[1][0] in content
+
+
 class Counted(str):
     """A text that counts the letters of all that is cut from it."""
 
@@ -142,7 +224,8 @@ def test_no_letter_is_looked_at_again_and_again(name: str, calls: bool) -> None:
 
 
 def test_what_began_like_calls_too_often_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reply_reader, "_MOST_AGAIN", 60)
+    # Enough for what looks like a call once with its first tag, and once without.
+    monkeypatch.setattr(reply_reader, "_MOST_AGAIN", 110)
     broken = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</oops>\n"
     for count, calls in ((1, 1), (2, 0)):
         text = broken * count + "<tool_call>\n<function=now>\n</function>\n</tool_call>"
@@ -230,11 +313,10 @@ def test_what_is_no_value_of_python_is_text(arguments: str) -> None:
 def _fragments(name: str) -> list[str]:
     found = dialect(name)
     pieces = [" ", "\n", "now", "{", "}", "{}", '"', "a", "[", "]", "(", ")", "<", ", "]
-    for region in (found.reasoning_content, found.content):
+    for region in (found.reasoning_content, found.content, found.wrapper):
         pieces += [] if region is None else [*region.open, *region.close]
     for form in found.tool_calls:
-        pieces += [form.begin, form.open, form.named, *form.close, form.separator or "", form.end, form.quote]
-        pieces += [form.begin + form.open + "now" + form.named]
+        pieces += [*form.markers, form.begin + form.open + "now" + form.named]
     return [piece for piece in pieces if piece]
 
 
@@ -252,7 +334,8 @@ def test_any_text_gives_the_same_however_it_is_cut(name: str, data: st.DataObjec
 @given(st.sampled_from(NAMES), st.data())
 def test_of_a_text_without_calls_nothing_is_lost(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(_fragments(name)), max_size=14)))
-    regions = [each for each in (dialect(name).reasoning_content, dialect(name).content) if each is not None]
+    found = dialect(name)
+    regions = [each for each in (found.reasoning_content, found.content, found.wrapper) if each is not None]
     if not any(marker.strip() in text for region in regions for marker in region.open):
         assert read(name, text, tools={"other": {}}) == (text, "", [])
 
