@@ -185,8 +185,8 @@ def test_sliders_show_a_forecast_and_change_nothing_until_it_is_applied(server: 
 
 def change_models(browser: Browser) -> None:
     browser.click("button[aria-label='Unload doubles']")
-    browser.until("document.querySelector(\"button[aria-label='Unload doubles']\").innerText === 'Really unload'")
-    browser.click("button[aria-label='Unload doubles']")
+    browser.until("document.querySelector(\"button[aria-label='Really unload doubles']\")")
+    browser.click("button[aria-label='Really unload doubles']")
     browser.until("document.querySelector(\"button[aria-label='Load doubles']\")")
     browser.until("document.querySelectorAll('.panel').length === 1")
     browser.until("!document.querySelector(\"button[aria-label='Load doubles']\").disabled")

@@ -21,6 +21,8 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
+from chairlift.core.items.item import Failure
+from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.sequences.client import Beginning, Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import RequestFailed
@@ -33,10 +35,13 @@ from chairlift.server.http.tenants import Keys
 from chairlift.server.live import snapshot
 from chairlift.server.live.feed import MOST_WATCHERS, LiveFeed
 from chairlift.server.live.items import ItemWatch
+from chairlift.server.live.model_look import LogReader
 from chairlift.server.live.slot_board import MOST_BARS, Bar, SlotBoard
 from chairlift.server.live.snapshot import BatchLook, Observer
+from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.registry import Models
-from chairlift.server.models.request_log import EndedRequest
+from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.sequence_service import SequenceService
 
 HERE = {"host": "127.0.0.1:8000"}
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -140,6 +145,18 @@ def test_nothing_runs_unless_somebody_watches() -> None:
         second.close()
         assert feed.task is None
         await until(task.done)
+
+    run(go)
+
+
+def test_who_asks_for_the_headers_alone_does_not_watch() -> None:
+    async def go() -> None:
+        front = Front()
+        answer = await front.call("HEAD", "/v1/live", headers=HERE, client="127.0.0.1")
+        assert (answer.status, answer.complete, answer.writes) == (200, True, [])
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert not front.live.watchers
+        assert front.live.task is None
 
     run(go)
 
@@ -255,6 +272,21 @@ def test_who_was_told_less_than_there_was_is_told_all_the_next_time(monkeypatch:
     run(go)
 
 
+def test_a_model_in_the_place_of_another_is_told_whole_the_next_time() -> None:
+    """Bars of the one before would never end for who watches."""
+    front = Front()
+    config = ServerConfig()
+    observer = Observer(front.models, Batches(front.models, config), Keys(config), False)
+    told = []
+    for _ in range(2):
+        for _ in range(2):
+            observer.look()
+            told.append(observer.needs_full)
+        front.models.add(SequenceService(FakeClient(), front.tokenizer, "tiny", config))
+    observer.look()
+    assert [*told, observer.needs_full] == [False, False, True, False, True]
+
+
 def test_rates_and_percentiles_are_those_of_the_last_seconds() -> None:
     async def go() -> None:
         front = Front()
@@ -332,6 +364,66 @@ def test_every_call_has_a_bar_and_those_that_failed_say_so() -> None:
         assert len(watch.board.bars) == len(service.metrics.calls)
 
     run(go)
+
+
+def test_why_items_wait_is_told_of_live_ones_and_of_those_in_the_background_apart() -> None:
+    async def go() -> None:
+        service, dispatcher = function()
+        dispatcher.configure(BatchLimits(max_batch_size=100, max_waiting=4096))
+        watch = ItemWatch(service)
+        dispatcher.held = True
+        asked = [asyncio.create_task(service.infer([1] * 100, Terms()))]
+        await until(lambda: dispatcher.scheduler.num_running == 100)
+        asked.append(asyncio.create_task(service.infer([1] * 3, Terms(background=True))))
+        await until(lambda: dispatcher.scheduler.num_background_waiting)
+        taken = "every place to run is taken, and it gets one when another request ends"
+        assert watch.look(time.monotonic()).queue == [(f"they are in the background; {taken}", 3)]
+        asked.append(asyncio.create_task(service.infer([1] * 2, Terms())))
+        await until(lambda: dispatcher.scheduler.num_waiting)
+        live, background = watch.look(time.monotonic()).queue
+        assert live == (taken, 2)
+        assert background == ("they are in the background, and wait for live ones", 3)
+        dispatcher.held = False
+        await asyncio.gather(*asked)
+        assert watch.look(time.monotonic()).queue == []
+
+    run(go)
+
+
+def test_an_instance_is_busy_while_its_call_runs() -> None:
+    """Long before the call is over, and is timed."""
+
+    async def go() -> None:
+        service, dispatcher = function()
+        watch, now = ItemWatch(service), time.monotonic()
+        dispatcher.held = True
+        asked = asyncio.create_task(service.infer([1], Terms()))
+        await until(lambda: dispatcher.scheduler.num_running)
+        watch.look(now + 1)
+        assert watch.look(now + 2).busy == pytest.approx(1)
+        dispatcher.held = False
+        await asked
+
+    run(go)
+
+
+def call_of(instance: int, started: float, ended: float, failure: Failure | None = None) -> RecentCall:
+    return RecentCall(started, 0.0, instance, 1, 1.0, 0, failure, ended=ended, first=f"item-{started}")
+
+
+def test_calls_that_failed_kept_an_instance_busy_too() -> None:
+    service, _ = function()
+    watch = ItemWatch(service)
+    watch.look(100.0)
+    service.metrics.calls.append(call_of(0, 101.0, 106.0, Failure.TIMED_OUT))
+    assert watch.look(110.0).busy == pytest.approx(0.5)
+
+
+def test_a_call_has_the_row_of_its_instance() -> None:
+    service, _ = function()
+    service.metrics.calls += [call_of(1, 98.0, 98.5), call_of(0, 99.0, 99.5)]
+    told = {bar.start: bar.slot for bar in ItemWatch(service).look(100.0).bars}
+    assert told == {98.0: 1, 99.0: 0}
 
 
 def test_settings_that_hold_by_now_are_told() -> None:
@@ -414,6 +506,26 @@ def test_what_ended_counts_for_a_minute_from_its_end_whoever_watches(
     assert told() == (1, 3)
     clock[0] = 1061.0
     assert told() == (0, 0)
+
+
+def test_who_reads_slowly_counts_once_it_is_written_down() -> None:
+    log: RequestLog[Any] = RequestLog()
+    reader = LogReader(log)
+
+    def keep(owner: str, name: str, ended: float) -> None:
+        log.keep(owner, EndedRequest(id=name, ended=ended, finish_reason="stop"))
+
+    def read(now: float) -> list[tuple[str | None, str]]:
+        return sorted((owner, each.id) for owner, each in reader.read(now))
+
+    keep("alice", "first", 990.0)
+    keep("alice", "ancient", 900.0)
+    assert read(1000.0) == [("alice", "first")]
+    keep("alice", "slow", 980.0)
+    keep("bob", "last", 1000.0)
+    keep("bob", "slower than a minute", 930.0)
+    assert read(1001.0) == [("alice", "slow"), ("bob", "last")]
+    assert read(1002.0) == []
 
 
 def test_batches_that_are_not_over_say_how_far_they_are(keys: str) -> None:

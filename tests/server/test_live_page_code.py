@@ -1,5 +1,6 @@
 """What the live page's code does by itself: the conversation, the connection to the server, tables and numbers."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,57 @@ def test_who_says_something_in_vain_begins_no_result(tmp_path: Path) -> None:
     assert said == [[], []]
 
 
+# A stream of these choices, one a chunk.
+ANSWERED = """
+const chunk = (choice) => `data: ${JSON.stringify({ id: "x", choices: [choice] })}\\n\\n`;
+const answered = (...choices) => async () => ({ ok: true, body: new Blob(choices.map(chunk)).stream() });
+"""
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_an_answer_of_reasoning_alone_is_one(field: str, tmp_path: Path) -> None:
+    messages, log = in_node(
+        CHAT
+        + ANSWERED
+        + f"""
+        globalThis.fetch = answered({{ delta: {{ {field}: "Well" }} }}, {{ delta: {{}}, finish_reason: "length" }});
+        await say("hello");
+        console.log(JSON.stringify([chat.messages, shown(nodes["chat-log"])]));
+        """,
+        tmp_path,
+    )
+    assert messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": ""}]
+    assert "length, the first after" in log
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "kept"),
+    [
+        ('{"city": "Be', "length", False),
+        ("", "stop", False),
+        ('{"city": "Be', None, False),
+        ('{"city": "Bern"}', "length", True),
+        ('{"city": "Bern"}', "stop", True),
+        ("", "tool_calls", True),
+    ],
+)
+def test_a_call_that_was_cut_off_asks_for_no_result(given: str, reason: str | None, kept: bool, tmp_path: Path) -> None:
+    call = {"index": 0, "id": "1", "function": {"name": "weather", "arguments": given}}
+    choice = {"delta": {"content": "I look.", "tool_calls": [call]}, "finish_reason": reason}
+    pending, said, log = in_node(
+        CHAT
+        + ANSWERED
+        + f"""
+        globalThis.fetch = answered({json.dumps(choice)});
+        await say("hello");
+        console.log(JSON.stringify([chat.pending.length, chat.messages[1], shown(nodes["chat-log"])]));
+        """,
+        tmp_path,
+    )
+    assert (pending, "tool_calls" in said, "was cut off" in log) == (int(kept), kept, not kept)
+    assert said["content"] == "I look."
+
+
 def test_the_past_of_a_machine_that_was_started_anew_is_forgotten(tmp_path: Path) -> None:
     said = in_node(
         """
@@ -113,6 +165,27 @@ def test_the_past_of_a_machine_that_was_started_anew_is_forgotten(tmp_path: Path
         tmp_path,
     )
     assert said == [[1000], [1000, 1001], [1000, 1001, 1002], [5], [5, 6]]
+
+
+def test_of_bars_that_ended_the_oldest_are_dropped(tmp_path: Path) -> None:
+    """A model of short calls has many thousands within a minute, and the server shows no more of them."""
+    count, first, live = in_node(
+        """
+        const { Feed } = await import("./feed.js");
+        const feed = new Feed(() => {}, () => {});
+        for (let message = 0; message < 5; message += 1) {
+          const barOf = (_, at) => [`${message} ${at}`, 0, 1, null, 90 + message + at / 1e3];
+          const bars = Array.from({ length: 300 }, barOf);
+          if (!message) bars.push(["live", 0, 1, null, null]);
+          feed.take({ now: 100, full: false, models: [{ name: "m", version: "1", bars }] });
+        }
+        const { bars } = feed.models.get("m 1");
+        const ended = [...bars.values()].filter((bar) => bar[4] !== null).map((bar) => bar[4]);
+        console.log(JSON.stringify([ended.length, Math.min(...ended), bars.has("live 1")]));
+        """,
+        tmp_path,
+    )
+    assert (count, first, live) == (1000, 91.2, True)
 
 
 # The connection
@@ -247,6 +320,46 @@ def test_a_key_that_can_not_be_sent_is_refused_where_it_is_given(tmp_path: Path)
     assert (kept, right) == ([], ["clk_abc"])
 
 
+def test_what_is_read_out_is_written_only_where_it_changes(tmp_path: Path) -> None:
+    asked, written = in_node(
+        PAGE
+        + """
+        const written = [];
+        for (const id of ["status", "notice-text"]) {
+          let text = "";
+          const set = (value) => { text = value; written.push([id, value]); };
+          Object.defineProperty(document.getElementById(id), "textContent", { get: () => text, set });
+        }
+        const nothing = { models: [], loadable: [], tenants: [], batches: [], more: {}, keys: false, control: false };
+        const word = `data: ${JSON.stringify({ now: 1, full: true, ...nothing })}\n\n`;
+        const full = { ok: false, status: 500, text: async () => '{"error":{"message":"no"}}' };
+        let asked = 0;
+        globalThis.fetch = async (path) => {
+          if (path !== "v1/live") return { ok: true, json: async () => ({ data: [] }) };
+          asked += 1;
+          return asked > 1 ? full : { ok: true, body: new Blob([word, word]).stream() };
+        };
+        await import("./main.js");
+        while (!nodes.status.textContent.startsWith("the stream ended")) await turn();
+        for (const tries of [2, 3]) {
+          await turn();
+          nodes.notice.listeners.submit({ preventDefault() {} });
+          for (let turns = 0; turns < 100 || asked < tries; turns += 1) await turn();
+        }
+        console.log(JSON.stringify([asked, written]));
+        process.exit(0);
+        """,
+        tmp_path,
+    )
+    assert asked == 3
+    assert written == [
+        ["status", "live"],
+        ["status", "the stream ended, connecting again"],
+        ["status", "not connected"],
+        ["notice-text", "no"],
+    ]
+
+
 # What is shown
 
 
@@ -276,6 +389,88 @@ def test_numbers_are_short_and_never_powers_of_ten(value: Any, text: str, tmp_pa
     console.log(JSON.stringify(number({"null" if value is None else value})));
     """
     assert in_node(script, tmp_path) == text
+
+
+DRAWN = """
+globalThis.devicePixelRatio = 1;
+globalThis.getComputedStyle = () => ({ getPropertyValue: () => "" });
+"""
+
+
+def test_an_idle_server_has_axes_that_can_be_read(tmp_path: Path) -> None:
+    ranges, texts = in_node(
+        DRAWN
+        + """
+        let scales;
+        window.uPlot = class { constructor(options) { ({ scales } = options); } };
+        const { Chart } = await import("./charts.js");
+        const { seconds } = await import("./dom.js");
+        const chart = new Chart("Latency", [], seconds);
+        chart.box.clientWidth = 100;
+        chart.resize();
+        const ranges = [0, null, 2].map((high) => scales.y.range(null, 0, high));
+        console.log(JSON.stringify([ranges, [0, 2.5e-10, 0.0005, 0.2, 2].map(seconds)]));
+        """,
+        tmp_path,
+    )
+    assert ranges == [[0, 1], [0, 1], [0, 2.2]]
+    assert texts == ["0 ms", "0 ms", "0.50 ms", "200 ms", "2.00 s"]
+
+
+def test_a_chosen_bar_stays_chosen_when_it_changes(tmp_path: Path) -> None:
+    outlined = in_node(
+        DRAWN
+        + """
+        const { SlotPicture } = await import("./slots.js");
+        let outlined = 0;
+        const pen = new Proxy({}, { get: (_, name) => () => { outlined += name === "strokeRect"; }, set: () => true });
+        const picture = new SlotPicture({ now: 10 }, () => {}, () => {});
+        Object.assign(picture.canvas, { clientWidth: 600, getContext: () => pen });
+        const told = (end) => {
+          const bars = ["a", "b"].map((id, slot) => [`${id} 5`, [id, slot, 5, null, end, false, 1, null, null]]);
+          return { look: { slots: 2, kind: "sequence" }, bars: new Map(bars) };
+        };
+        const before = told(null);
+        picture.update(before, "m");
+        picture.choose(before.bars.get("a 5"));
+        picture.update(told(9), "m");
+        outlined = 0;
+        picture.draw();
+        console.log(JSON.stringify(outlined));
+        """,
+        tmp_path,
+    )
+    assert outlined == 1
+
+
+def test_what_is_applied_is_what_was_simulated(tmp_path: Path) -> None:
+    cleared, applied = in_node(
+        """
+        globalThis.setTimeout = () => {};
+        const present = { max_batch_size: 8, max_wait_ms: 5, target_latency_ms: null };
+        const found = { settings: present, measured: { requests: 3 }, now: {}, tried: {}, seen: {}, window_s: 120 };
+        let applied = null;
+        globalThis.fetch = async (path, { body }) => {
+          if (path.endsWith("/settings")) applied = JSON.parse(body);
+          return { ok: true, json: async () => found };
+        };
+        const { WhatIf } = await import("./whatif.js");
+        const whatIf = new WhatIf({ name: "m", kind: "item" });
+        await whatIf.open();
+        const { input } = whatIf.sliders.get("max_batch_size");
+        input.value = 4;
+        await whatIf.forecast();
+        const apply = whatIf.result.children[1].firstChild;
+        input.value = 0;
+        input.oninput();
+        const cleared = whatIf.result.children.length;
+        await apply.onclick();
+        console.log(JSON.stringify([cleared, applied]));
+        """,
+        tmp_path,
+    )
+    assert cleared == 0, "what nobody simulated can't be applied"
+    assert applied == {"max_batch_size": 16}
 
 
 TABLES = """
@@ -334,6 +529,37 @@ def test_models_that_are_not_shown_are_counted_loaded_or_not(tmp_path: Path) -> 
     assert found == [[], ["2"], ["3"], ["5"]]
 
 
+def test_unloading_takes_two_clicks_that_are_no_double_click(tmp_path: Path) -> None:
+    told, asked = in_node(
+        """
+        const timers = [];
+        globalThis.setTimeout = (call) => timers.push(call);
+        """
+        + TABLES
+        + """
+        const asked = [];
+        globalThis.fetch = async (path) => { asked.push(path); return { ok: true }; };
+        const models = [{ name: "m", version: "1", task: "embed", state: "ready", failure: null }];
+        tables.update({ keys: false, tenants: [], batches: [], more: {}, models, loadable: [], control: true });
+        const unload = nodes.models.firstChild.firstChild.children[1].firstChild.children[4].firstChild.children[1];
+        const told = [];
+        const click = (detail) => {
+          unload.onclick({ detail });
+          told.push([unload.textContent, unload.attributes["aria-label"], asked.length]);
+        };
+        click(1);
+        timers.shift()();
+        click(1);
+        click(2);
+        click(1);
+        console.log(JSON.stringify([told, asked]));
+        """,
+        tmp_path,
+    )
+    assert told == [["Really unload", "Really unload m", 0]] * 3 + [["Really unload", "Really unload m", 1]]
+    assert asked == ["v2/repository/models/m/unload"]
+
+
 def test_lines_come_and_go_with_what_they_are_of(tmp_path: Path) -> None:
     told = in_node(
         TABLES
@@ -369,3 +595,32 @@ def test_only_the_newest_version_of_a_model_has_sliders(tmp_path: Path) -> None:
         tmp_path,
     )
     assert hidden == [False, True]
+
+
+def test_versions_of_a_model_are_told_apart(tmp_path: Path) -> None:
+    one, both = in_node(
+        """
+        const { Panels } = await import("./panels.js");
+        const modelOf = (name, version) => {
+          const look = { name, version, kind: "item", state: "ready", slots: 1, queue: [], newest: true };
+          Object.assign(look, { running: 0, waiting: 0, written: null, busy: null, queue_time: null });
+          return { look, bars: new Map(), past: [] };
+        };
+        const models = new Map([["m 1", modelOf("m", "1")], ["other 1", modelOf("other", "1")]]);
+        const feed = { message: { now: 1 }, models };
+        const panels = new Panels(document.getElementById("panels"), feed, () => {}, () => {});
+        const told = () => {
+          panels.update();
+          const { title, slots } = panels.panels.get("m 1");
+          return [title.textContent, slots.canvas.attributes["aria-label"]];
+        };
+        const one = told();
+        models.set("m 2", modelOf("m", "2"));
+        console.log(JSON.stringify([one, told()]));
+        """,
+        tmp_path,
+    )
+    assert one[0] == "m"
+    assert "instances of m over" in one[1]
+    assert both[0] == "m, version 1"
+    assert "instances of m, version 1 over" in both[1]

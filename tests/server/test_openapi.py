@@ -7,12 +7,15 @@ from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
 from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
+from support.page_code import in_node, needs_node
 from support.server_harness import Answer, Front
 
 from chairlift.server.http.api_errors import anthropic_shape, oip_shape, openai_shape, rerank_shape, tei_shape
@@ -192,6 +195,63 @@ def test_the_page_runs_nothing_but_its_own() -> None:
     for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert unsafe not in page.inner["script"]
     assert answer.headers["content-type"].startswith("text/html")
+
+
+SENDING = """
+globalThis.location = { origin: "" };
+const parts = operation("GET", "/v1/live", { responses: {} });
+const [go, box] = [parts.find((each) => each.textContent === "Send"), parts.at(-1)];
+const answered = (source) => ({ status: 200, headers: new Headers(), body: new ReadableStream(source) });
+const text = new TextEncoder();
+"""
+
+
+def of_docs(script: str, folder: Path) -> Any:
+    """What a script logs that follows the page's own."""
+    source = (resources.files("chairlift.server.http") / "page" / "docs.js").read_text()
+    return in_node(source + SENDING + script, folder)
+
+
+@needs_node
+def test_an_answer_without_end_is_shown_as_it_comes_and_left(tmp_path: Path) -> None:
+    first, shown, cancelled = of_docs(
+        """
+        let cancelled = false, first = null;
+        const pull = (controller) => {
+          first ??= box.children.length ? box.children.join("") : null;
+          controller.enqueue(text.encode("x".repeat(3000)));
+        };
+        globalThis.fetch = async () => answered({ pull, cancel: () => { cancelled = true; } });
+        await go.onclick();
+        console.log(JSON.stringify([first.length, box.children.join(""), cancelled]));
+        """,
+        tmp_path,
+    )
+    assert 0 < first < 20000, "before the end"
+    assert shown == "x" * 20000 + "…"
+    assert cancelled
+
+
+@needs_node
+def test_what_is_sent_again_gives_up_what_was_sent_before(tmp_path: Path) -> None:
+    given_up, shown = of_docs(
+        """
+        const signals = [];
+        globalThis.fetch = (path, { signal }) => {
+          signals.push(signal);
+          if (signals.length > 1) return answered({ start: (controller) => {
+            controller.enqueue(text.encode("hello"));
+            controller.close();
+          } });
+          return new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason)));
+        };
+        await Promise.all([go.onclick(), go.onclick()]);
+        console.log(JSON.stringify([signals.map((each) => each.aborted), box.textContent + box.children.join("")]));
+        """,
+        tmp_path,
+    )
+    assert given_up == [True, False]
+    assert shown == "200\nhello"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ _IN_NODE = """
 class Element {
   constructor() {
     Object.assign(this, { value: "", textContent: "", hidden: false, children: [], parent: null, listeners: {} });
-    Object.assign(this, { dataset: {}, style: { setProperty() {} }, classList: { toggle() {} } });
+    Object.assign(this, { attributes: {}, dataset: {}, style: { setProperty() {} }, classList: { toggle() {} } });
   }
   append(...nodes) {
     for (const node of nodes) {
@@ -31,10 +31,11 @@ class Element {
     this.parent.children.splice(this.parent.children.indexOf(this), 1);
   }
   get firstChild() { return this.children[0]; }
+  get lastChild() { return this.children.at(-1); }
   // Of what a search would find there is one, which stays the same.
   querySelector(what) { return (this.found ??= {})[what] ??= new Element(); }
   addEventListener(name, call) { this.listeners[name] = call; }
-  setAttribute() {}
+  setAttribute(name, value) { this.attributes[name] = value; }
   scrollIntoView() {}
   focus() {}
 }

@@ -127,7 +127,7 @@ class LiveFeed:
             else:
                 changes = changes or _event(snapshot)
                 watcher.push(changes)
-                watcher.is_new |= observer.was_cut
+                watcher.is_new |= observer.needs_full
 
 
 def _event(snapshot: Snapshot) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 import msgspec
@@ -16,8 +16,9 @@ from chairlift.server.models.request_log import EndedRequest, RequestLog
 # Rates are those since so many looks ago, percentiles those since the oldest that is kept: about 1 and 15 seconds.
 _RATE_LOOKS, _KEPT_LOOKS = 4, 45
 _QUANTILES = (0.5, 0.95, 0.99)
-# A request is written down once its client has the end of it, which may be so much later.
-_LATE_S = 1.0
+# Why those wait of whom nothing is decided yet, and those in the background.
+JUST_COME = "they have just come"
+BEHIND_LIVE = "they are in the background, and wait for live ones"
 
 
 class ModelLook(msgspec.Struct, kw_only=True):
@@ -91,22 +92,27 @@ class Tally:
 
 
 class LogReader:
-    """Reads who ended since the last time; the first time, those of the last minute."""
+    """Reads who was written down as ended since the last time; the first time, those of the last minute.
+
+    A request is written down once its client has the end of it, which may be long after that came.
+    """
 
     def __init__(self, log: RequestLog[Any]) -> None:
         self._log = log
-        self._since = 0.0
-        self._known: set[str] = set()
+        self._num_read: int | None = None
 
     def read(self, now: float) -> Iterator[tuple[str | None, EndedRequest]]:
-        """Those that ended, each with its tenant."""
-        since, self._since = max(self._since, now - SHOWN_S), now - _LATE_S
-        known, self._known = self._known, set()
-        for owner, line in self._log.ended.items():
-            for each in takewhile(lambda one: one.ended >= since, reversed(line)):
-                self._known.add(each.id)
-                if each.id not in known:
+        """Those that ended within the last minute, each with its tenant."""
+        log, since = self._log, now - SHOWN_S
+        before, self._num_read = self._num_read, log.num_kept
+        if before is None:
+            for owner, line in log.ended.items():
+                for each in takewhile(lambda one: one.ended >= since, reversed(line)):
                     yield owner, each
+            return
+        for owner, each in islice(reversed(log.latest), log.num_kept - before):
+            if each.ended >= since:
+                yield owner, each
 
 
 def look_of(service: ModelService, kind: str, slots: int) -> ModelLook:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from chairlift.engine.sequences.messages import EngineStats
-from chairlift.server.live.model_look import LogReader, ModelLook, Tally, TenantLoad, look_of
+from chairlift.server.live.model_look import BEHIND_LIVE, JUST_COME, LogReader, ModelLook, Tally, TenantLoad, look_of
 from chairlift.server.live.slot_board import Bar, SlotBoard
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import Sample, SequenceService
@@ -30,9 +30,9 @@ class SequenceWatch:
         told.background_running, told.background_waiting = stats.background_running, stats.background_waiting
         if stats.waiting:
             reason = stats.waiting_reason or ""
-            told.queue = [(WHY_WAITING.get(reason, "they have just come"), stats.waiting)]
+            told.queue = [(WHY_WAITING.get(reason, JUST_COME), stats.waiting)]
         if stats.background_waiting:
-            told.queue = [*told.queue, ("they are in the background, and wait for live ones", stats.background_waiting)]
+            told.queue = [*told.queue, (BEHIND_LIVE, stats.background_waiting)]
         if stats.kv_blocks_total:
             told.kv = stats.kv_blocks_used, stats.kv_blocks_cached, stats.kv_blocks_total
         metrics = service.metrics

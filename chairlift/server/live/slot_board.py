@@ -35,12 +35,12 @@ class Bar(msgspec.Struct, array_like=True):
 class SlotBoard:
     """Gives every request a row. Which one is the board's choice: to a scheduler all slots of a model are alike.
 
-    Bars of one `key` are of the same request, or call.
+    Unless it `chooses`, a bar has the slot that it comes with. Bars of one `key` are of the same request, or call.
     """
 
-    def __init__(self, num_slots: int, key: Callable[[Bar], Hashable] = attrgetter("id")) -> None:
-        self._key = key
-        self._until = [-_INF] * num_slots
+    def __init__(self, num_slots: int, key: Callable[[Bar], Hashable] = attrgetter("id"), chooses: bool = True) -> None:
+        self._key, self._chooses = key, chooses
+        self._until = dict.fromkeys(range(num_slots), -_INF)
         self._live: dict[Hashable, Bar] = {}
         self._ended: deque[Bar] = deque()
         self._ended_keys: set[Hashable] = set()
@@ -53,8 +53,7 @@ class SlotBoard:
     def update(self, live: Sequence[Bar], ended: Sequence[Bar], now: float) -> list[Bar]:
         """Take in who runs and who ended lately, of which some may be known; return what is new, then what has changed.
 
-        Slots of what comes in are not read. Who ran before and is not there any more, or started anew, has given the
-        slot up.
+        Who ran before and is not there any more, or started anew, has given the slot up.
         """
         key = self._key
         running, over = {key(bar): bar for bar in live}, {key(bar): bar for bar in ended}
@@ -84,19 +83,22 @@ class SlotBoard:
         self._keep(bar)
 
     def _place(self, bar: Bar) -> None:
-        """Find the first slot that was free by then, or else the one that was left first."""
-        free = (slot for slot, until in enumerate(self._until) if until <= bar.start + _SAME_S)
-        bar.slot = next(free, -1)
-        if bar.slot < 0:
-            bar.slot = min(range(len(self._until)), key=self._until.__getitem__)
-            if self._until[bar.slot] == _INF:  # more run than there are slots, as far as one could see
-                bar.slot = len(self._until)
-                self._until.append(-_INF)
+        if self._chooses:
+            bar.slot = self._free_slot(bar.start)
         self._until[bar.slot] = _INF if bar.end is None else bar.end
         if bar.end is None:
             self._live[self._key(bar)] = bar
         else:
             self._keep(bar)
+
+    def _free_slot(self, start: float) -> int:
+        """The first slot that was free by then, or else the one that was left first."""
+        for slot, until in self._until.items():
+            if until <= start + _SAME_S:
+                return slot
+        slot = min(self._until, key=self._until.__getitem__)
+        # Where all are taken, more run than there are slots, as far as one could see.
+        return len(self._until) if self._until[slot] == _INF else slot
 
     def _keep(self, bar: Bar) -> None:
         self._ended.append(bar)

@@ -78,8 +78,8 @@ class Observer:
         self._models, self._batches, self._keys = models, batches, keys
         self._control = keys.needed or model_control
         self._watches: dict[ModelService, ModelWatch] = {}
-        # Whether the last look left out some bars.
-        self.was_cut = False
+        # Whether the next message has to tell all: some bars were left out, or a model took the place of another.
+        self.needs_full = False
         # Requests and tokens of those that ended, by tenant, for each second of the last minute in which any did.
         self._ended: dict[int, tuple[Counter[str | None], Counter[str | None]]] = {}
 
@@ -93,7 +93,9 @@ class Observer:
         looks = [watch.look(now) for watch in self._watches.values()]
         for service, look in zip(self._watches, looks, strict=True):
             look.newest = self._models.find(service.name) is service
-        self.was_cut = any(len(look.bars) > _MOST_CHANGES for look in looks)
+        # What is new may have the name of a model that is gone, whose bars nobody would hear the end of.
+        has_new = bool(known) and not self._watches.keys() <= known.keys()
+        self.needs_full = has_new or any(len(look.bars) > _MOST_CHANGES for look in looks)
         for look in looks:
             look.bars = look.bars[-_MOST_CHANGES:]
         tenants = self._tenants(now) if self._keys.needed else []

@@ -85,17 +85,37 @@ function curl(method, path, media, body, keyed) {
   return lines.join(" \\\n  ");
 }
 
-async function send(method, path, body, shown) {
+// An answer is shown as it comes, and left when it goes on beyond this: some streams never end.
+const MOST_SHOWN = 20000;
+
+async function showText(answer, shown, signal) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let left = MOST_SHOWN;
+  while (left > 0) {
+    const { value, done } = await reader.read();
+    signal.throwIfAborted();
+    if (done) return;
+    shown.append(value.slice(0, left));
+    left -= value.length;
+  }
+  shown.append("…");
+  await reader.cancel();
+}
+
+async function send(method, path, body, shown, signal) {
   const headers = byId("key").value ? { Authorization: "Bearer " + byId("key").value } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   shown.hidden = false;
   shown.textContent = "…";
   try {
-    const answer = await fetch(path, { method, headers, body });
-    const text = answer.headers.get("content-type")?.includes("octet-stream") ? "(bytes)" : await answer.text();
-    shown.textContent = `${answer.status}\n${text.slice(0, 20000)}`;
+    const answer = await fetch(path, { method, headers, body, signal });
+    const isText = !answer.headers.get("content-type")?.includes("octet-stream");
+    shown.textContent = `${answer.status}\n${isText ? "" : "(bytes)"}`;
+    if (isText && answer.body) await showText(answer, shown, signal);
+    else await answer.body?.cancel();
   } catch (error) {
-    shown.textContent = String(error);
+    // Where it was given up for another, that one is shown.
+    if (!signal.aborted) shown.append(`\n${error}`);
   }
 }
 
@@ -121,7 +141,12 @@ function operation(method, path, about) {
     const text = make("textarea", { value: JSON.stringify(body, null, 2), rows: 8, ariaLabel: "body" });
     const shown = make("pre", { hidden: true });
     const go = make("button", { type: "button", textContent: "Send" });
-    go.onclick = () => send(method, target.value, media && text.value, shown);
+    let sent = new AbortController();
+    go.onclick = () => {
+      sent.abort();
+      sent = new AbortController();
+      return send(method, target.value, media && text.value, shown, sent.signal);
+    };
     parts.push(make("h3", { textContent: "Try it" }), go, target, ...(media ? [text] : []), shown);
   }
   return parts;

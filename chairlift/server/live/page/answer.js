@@ -3,6 +3,18 @@
 import { byId, make, percent } from "./dom.js";
 
 const likely = (logprob) => Math.exp(logprob);
+// What a chunk of the stream adds to the reasoning, if anything.
+export const thoughtOf = ({ reasoning_content: thought, reasoning }) => thought ?? reasoning;
+
+function isJson(text) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 const shown = (token) => JSON.stringify(token).slice(1, -1).replaceAll(" ", "␣") || "(nothing)";
 
 export class Answer {
@@ -14,7 +26,9 @@ export class Answer {
     this.foot = make("p", { className: "quiet" });
     this.node = make("article", { className: "assistant" }, make("h3", { textContent: name }), this.reasoning, this.text,
       this.callList, this.foot);
-    this.content = "";
+    this.content = this.thoughts = "";
+    // Why it ended, once it has.
+    this.reason = null;
     this.text.addEventListener("mouseover", (event) => this.point(event.target));
     this.text.addEventListener("mouseleave", () => this.point(null));
     this.text.addEventListener("blur", () => this.point(null));
@@ -22,9 +36,11 @@ export class Answer {
   }
 
   // One chunk of the stream.
-  take({ delta, logprobs }) {
-    const thought = delta.reasoning_content ?? delta.reasoning;
+  take({ delta, logprobs, finish_reason: reason }) {
+    this.reason = reason ?? this.reason;
+    const thought = thoughtOf(delta);
     if (thought) {
+      this.thoughts += thought;
       this.reasoning.hidden = false;
       this.reasoning.lastChild.append(thought);
     }
@@ -55,6 +71,11 @@ export class Answer {
     call.name += called?.name ?? "";
     call.arguments += called?.arguments ?? "";
     this.callList.replaceChildren(...this.calls.filter(Boolean).map((each) => make("pre", { textContent: `${each.name}(${each.arguments})` })));
+  }
+
+  // Whether all calls came to their ends: of an answer that was cut off, the last one may have half its arguments.
+  get hasWholeCalls() {
+    return this.reason === "tool_calls" || this.calls.filter(Boolean).every((each) => isJson(each.arguments));
   }
 
   // As a message of the conversation.

@@ -28,7 +28,10 @@ export class Chart {
       width: this.box.clientWidth,
       height: HEIGHT,
       cursor: { drag: { x: false, y: false } },
-      scales: { x: { time: false, range: [-SHOWN, 0] }, y: { range: (_, low, high) => [0, Math.max(high, 1e-9) * 1.1] } },
+      scales: {
+        x: { time: false, range: [-SHOWN, 0] },
+        y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
+      },
       axes: [
         { ...axis, size: 22, values: (_, at) => at.map((each) => (each ? `${each} s` : "now")) },
         { ...axis, size: 56, values: (_, at) => at.map(this.format) },

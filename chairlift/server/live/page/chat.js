@@ -1,9 +1,10 @@
 // The chat: a form, and the conversation, whose answers come as they are written.
 
-import { Answer } from "./answer.js";
+import { Answer, thoughtOf } from "./answer.js";
 import { byId, make, number, seconds } from "./dom.js";
 import { ask, events } from "./session.js";
 
+const CUT = "The call of a tool was cut off, so it is left out of the conversation.";
 const valueOf = (id) => byId(id).value.trim();
 
 // What a field with JSON has; empty is undefined. Throws what is wrong with it.
@@ -102,11 +103,15 @@ export class Chat {
       answer.foot.textContent = error.name === "AbortError" ? "stopped" : error.message;
       answer.foot.classList.toggle("problem", error.name !== "AbortError");
     }
+    // To half a call there is no result, without which the conversation could not go on.
+    const cut = !answer.hasWholeCalls;
+    if (cut) answer.calls = [];
     // What had no answer is not part of the conversation.
-    const came = answer.content || answer.calls.length;
+    const came = answer.content || answer.thoughts || answer.calls.length;
     if (came) messages.push(answer.message);
     else messages.pop();
     if (messages === this.messages) {
+      if (cut) this.note(CUT + (answer.reason === "length" ? " With more tokens it may come whole." : ""));
       const again = came ? null : result;
       this.pending = again ? [again.call] : answer.calls.filter(Boolean);
       if (again) byId("chat-say").value ||= again.said;
@@ -115,7 +120,7 @@ export class Chat {
   }
 
   async read(stream, answer, began) {
-    let first = null, reason = "", usage = null, id = "";
+    let first = null, usage = null, id = "";
     for await (const { data } of events(stream)) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
@@ -124,13 +129,13 @@ export class Chat {
       usage = chunk.usage ?? usage;
       for (const choice of chunk.choices) {
         answer.take(choice);
-        if (choice.delta.content || choice.delta.tool_calls) first ??= performance.now();
-        reason = choice.finish_reason ?? reason;
+        const { delta } = choice;
+        if (delta.content || delta.tool_calls || thoughtOf(delta)) first ??= performance.now();
       }
       answer.node.scrollIntoView({ block: "end" });
     }
     const long = (performance.now() - began) / 1000;
-    const told = [reason, usage && `${number(usage.completion_tokens)} tokens in ${seconds(long)}`,
+    const told = [answer.reason, usage && `${number(usage.completion_tokens)} tokens in ${seconds(long)}`,
       first && `the first after ${seconds((first - began) / 1000)}`].filter(Boolean);
     const link = make("button", { type: "button", className: "link", textContent: "what took how long" });
     link.onclick = () => this.open(id);

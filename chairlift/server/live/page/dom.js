@@ -8,6 +8,11 @@ export function make(tag, properties = {}, ...children) {
   return node;
 }
 
+// Write a text where it is another one: what is written anew is read out anew, and can't be selected.
+export function tell(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 // A table of rows, each a list of texts or nodes.
 export function table(caption, head, rows) {
   const line = (cells, tag) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell ?? "")));
@@ -27,6 +32,7 @@ export function number(value) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value < 1e-6) return "0 ms";
   if (value < 0.0995) return `${(value * 1000).toPrecision(2)} ms`;
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   return value < 9.995 ? `${value.toFixed(2)} s` : `${Math.round(value)} s`;

@@ -3,9 +3,17 @@
 import { ask, events } from "./session.js";
 
 export const SHOWN = 60;
+// Of bars that have ended the server shows so many of a model.
+const MOST_ENDED = 1000;
 const PAUSE = 2000;
 // Messages come three times a second: after so long without one none will come on this connection.
 const SILENCE = 5000;
+
+// What a model is called: its name, and its version where there is another of that name.
+export function titleOf({ name, version }, models) {
+  const others = [...models.values()].some(({ look }) => look.name === name && look.version !== version);
+  return others ? `${name}, version ${version}` : name;
+}
 
 // One model of the server. A bar is [id, slot, start, first token, end, background, count, owner, finish reason].
 class Model {
@@ -20,9 +28,21 @@ class Model {
     // After a reboot the server's clock begins anew.
     if (full) this.past = this.past.filter(([then]) => then <= now);
     for (const bar of look.bars) this.bars.set(`${bar[0]} ${bar[2]}`, bar);
-    for (const [name, bar] of this.bars) if (bar[4] !== null && bar[4] < now - SHOWN) this.bars.delete(name);
+    this.forget(now);
     this.past.push([now, look]);
     while (this.past[0][0] < now - SHOWN) this.past.shift();
+  }
+
+  forget(now) {
+    const ended = [];
+    for (const [name, bar] of this.bars) {
+      if (bar[4] === null) continue;
+      if (bar[4] < now - SHOWN) this.bars.delete(name);
+      else ended.push([bar[4], name]);
+    }
+    if (ended.length <= MOST_ENDED) return;
+    ended.sort(([one], [other]) => one - other);
+    for (const [, name] of ended.slice(0, -MOST_ENDED)) this.bars.delete(name);
   }
 }
 

@@ -1,7 +1,7 @@
 // The page's start: what is shown, and who hears of what.
 
 import { Chat } from "./chat.js";
-import { byId, onSchemeChange } from "./dom.js";
+import { byId, onSchemeChange, tell } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Panels } from "./panels.js";
 import { key } from "./session.js";
@@ -25,7 +25,7 @@ function onMessage() {
 
 // What is wrong, and what to do about it.
 function onState(text, error) {
-  byId("status").textContent = text;
+  tell(byId("status"), text);
   byId("status").dataset.state = text === "live" ? "ready" : error ? "failed" : "";
   byId("notice").hidden = error === null;
   if (!error) return;
@@ -33,7 +33,7 @@ function onState(text, error) {
   byId("key-label").hidden = !asksForKey;
   byId("notice").querySelector("button").textContent = asksForKey ? "Use this key" : "Try again";
   const what = { 401: "This server asks for a key. To see what it does, the key needs the right admin; to chat, the right infer." };
-  byId("notice-text").textContent = what[error.status] ?? (error.status ? error.message : `The server can't be reached (${error.message}).`);
+  tell(byId("notice-text"), what[error.status] ?? (error.status ? error.message : `The server can't be reached (${error.message}).`));
 }
 
 byId("notice").addEventListener("submit", (event) => {

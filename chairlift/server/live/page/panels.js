@@ -1,7 +1,8 @@
 // A panel for each model: its state, the slots, and what it does in numbers.
 
 import { Chart } from "./charts.js";
-import { make, number, percent, seconds } from "./dom.js";
+import { make, number, percent, seconds, tell } from "./dom.js";
+import { titleOf } from "./feed.js";
 import { SlotPicture } from "./slots.js";
 import { WhatIf } from "./whatif.js";
 
@@ -55,7 +56,7 @@ const ABOUT = {
 
 class Panel {
   constructor(feed, look, say, open, isOpen) {
-    this.title = make("span", { className: "name", textContent: look.name });
+    this.title = make("span", { className: "name" });
     this.state = make("span", { className: "state" });
     this.problem = make("p", { className: "problem", hidden: true });
     this.queue = make("p", { className: "queue" });
@@ -67,8 +68,9 @@ class Panel {
       make("div", { className: "charts" }, ...this.charts.map((chart) => chart.node)), this.whatIf.node);
   }
 
-  update(model, now) {
+  update(model, title, now) {
     const { look } = model;
+    tell(this.title, title);
     this.state.textContent = look.state === "ready" ? ABOUT.Requests(look) : look.state;
     this.state.dataset.state = look.state;
     // An older version has no routes of its own: what one would set there is the newest one's.
@@ -80,7 +82,7 @@ class Panel {
     const why = look.queue.map(([words, count]) => `${count} wait: ${words}`);
     this.queue.textContent = why.join("; ") || (model.bars.size ? "Nobody waits." : "No requests within the last minute.");
     if (!this.node.open) return;
-    this.slots.update(model);
+    this.slots.update(model, title);
     for (const chart of this.charts) chart.update(model.past, now, ABOUT[chart.title](look));
   }
 
@@ -112,7 +114,7 @@ export class Panels {
         this.panels.set(name, panel);
         this.node.append(panel.node);
       }
-      this.panels.get(name).update(model, message.now);
+      this.panels.get(name).update(model, titleOf(model.look, models), message.now);
     }
     if (!models.size) this.node.replaceChildren(make("p", { className: "quiet", textContent: "No model is loaded." }));
   }

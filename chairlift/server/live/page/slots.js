@@ -5,6 +5,7 @@ import { SHOWN } from "./feed.js";
 
 const MOST_ROWS = 256;
 const HUES = 6;
+const same = (bar, other) => bar !== null && other !== null && bar[0] === other[0] && bar[2] === other[2];
 const rowHeight = (rows) => (rows <= 8 ? 18 : rows <= 16 ? 12 : rows <= 32 ? 8 : rows <= 64 ? 6 : 3);
 
 function hueOf(id) {
@@ -38,13 +39,14 @@ export class SlotPicture {
     this.canvas.addEventListener("keydown", (event) => this.onKey(event));
   }
 
-  update(model) {
+  update(model, title) {
     this.model = model;
-    const { name, slots, kind } = model.look;
-    const last = Math.max(slots - 1, ...[...model.bars.values()].map((bar) => bar[1]));
+    const { slots, kind } = model.look;
+    let last = slots - 1;
+    for (const bar of model.bars.values()) last = Math.max(last, bar[1]);
     this.rows = Math.min(last + 1, MOST_ROWS) || 1;
     this.height = rowHeight(this.rows);
-    this.canvas.setAttribute("aria-label", `The ${slots} ${kind === "item" ? "instances" : "slots"} of ${name} over ` +
+    this.canvas.setAttribute("aria-label", `The ${slots} ${kind === "item" ? "instances" : "slots"} of ${title} over ` +
       "the last minute. Arrow keys choose a request, Enter opens it.");
   }
 
@@ -82,7 +84,8 @@ export class SlotPicture {
         pen.fillStyle = edge;
         pen.fillRect(right - 2, top, 2, height - 1);
       }
-      if (bar === this.chosen) {
+      // Of a bar that has changed there is another array by now.
+      if (same(bar, this.chosen)) {
         pen.strokeStyle = edge;
         pen.lineWidth = 2;
         pen.strokeRect(left + 1, top + 1, Math.max(right - left - 2, 1), Math.max(height - 3, 1));
@@ -136,7 +139,7 @@ export class SlotPicture {
     event.preventDefault();
     if (!steps) return this.show(this.chosen);
     const bars = [...this.model.bars.values()].sort((one, other) => one[2] - other[2]);
-    const known = bars.find((bar) => this.chosen && bar[0] === this.chosen[0] && bar[2] === this.chosen[2]);
+    const known = bars.find((bar) => same(bar, this.chosen));
     if (!known) return this.choose(bars.at(-1) ?? null);
     const [rows, places] = steps;
     if (places) return this.choose(bars[bars.indexOf(known) + places] ?? known);

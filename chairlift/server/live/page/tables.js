@@ -36,12 +36,18 @@ class ModelRows {
   buttons(name, state) {
     const disabled = this.busy.get(name)?.endsWith("…") ?? false;
     if (state === "not loaded") return this.button("Load", name, "load", disabled);
-    const unload = make("button", { type: "button", textContent: "Unload", disabled });
-    unload.setAttribute("aria-label", `Unload ${name}`);
-    unload.onclick = () => {
+    const unload = make("button", { type: "button", disabled });
+    const say = (text) => {
+      unload.textContent = text;
+      unload.setAttribute("aria-label", `${text} ${name}`);
+    };
+    say("Unload");
+    unload.onclick = ({ detail }) => {
+      // Who clicks twice at once has not been asked in between.
+      if (detail > 1) return;
       if (unload.textContent === "Unload") {
-        unload.textContent = "Really unload";
-        setTimeout(() => { unload.textContent = "Unload"; }, DOUBT);
+        say("Really unload");
+        setTimeout(() => say("Unload"), DOUBT);
       } else {
         this.change(name, "unload");
       }

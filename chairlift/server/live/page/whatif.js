@@ -128,14 +128,9 @@ export class WhatIf {
     for (const [name, slider] of this.sliders) slider.node.hidden = !this.names.includes(name);
   }
 
-  // Another one takes loading the model again.
-  get otherStrategy() {
-    return this.kind === "sequence" && this.strategy.value !== this.present.strategy;
-  }
-
   // What is to be tried: all that differs, or all where the strategy does.
   get wanted() {
-    const other = this.otherStrategy;
+    const other = this.kind === "sequence" && this.strategy.value !== this.present.strategy;
     const wanted = other ? { strategy: this.strategy.value } : {};
     for (const name of this.names) {
       const { value } = this.sliders.get(name);
@@ -148,6 +143,8 @@ export class WhatIf {
 
   moved() {
     this.stop();
+    // What is shown is of other settings than those that are chosen now.
+    this.result.replaceChildren();
     this.timer = setTimeout(() => this.forecast().catch((error) => this.fail(error)), STILL);
   }
 
@@ -161,10 +158,12 @@ export class WhatIf {
     this.stop();
     this.asking = new AbortController();
     this.said.textContent = "The last minutes are simulated …";
-    const found = await (await ask(`${this.path}/forecast`, { body: this.wanted, signal: this.asking.signal })).json();
+    const { wanted } = this;
+    const found = await (await ask(`${this.path}/forecast`, { body: wanted, signal: this.asking.signal })).json();
     this.said.textContent = this.about(found);
     const parts = [this.figures(found)];
-    if (found.tried && !this.otherStrategy) parts.push(this.toApply());
+    // Another strategy takes loading the model again.
+    if (found.tried && wanted.strategy === undefined) parts.push(this.toApply(wanted));
     if (found.tried) parts.push(...this.toCopy(found));
     this.result.replaceChildren(...parts);
   }
@@ -184,13 +183,13 @@ export class WhatIf {
     return table("What 50% and 95% are within", ["", "measured", "by the twin", ...(tried ? ["with these settings"] : [])], rows);
   }
 
-  // What is set here holds until the model is loaded again.
-  toApply() {
+  // What was simulated is set, and holds until the model is loaded again.
+  toApply(wanted) {
     const apply = make("button", { type: "button", textContent: "Apply", className: "apply" });
     apply.onclick = async () => {
       apply.disabled = true;
       try {
-        await ask(`${this.path}/settings`, { body: this.wanted });
+        await ask(`${this.path}/settings`, { body: wanted });
         await this.open();
         this.said.textContent = `They hold from now on, until the model is loaded again. ${this.said.textContent}`;
       } catch (error) {
