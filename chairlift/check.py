@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,34 +10,36 @@ from typing import Any, NamedTuple
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.strategy import STRATEGIES
-from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel
+from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel, looking_at
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
-from chairlift.folders.model_json import NO_TOKENIZER, read_model_json, values_checked
+from chairlift.folders.model_json import NO_TOKENIZER, optional_object, read_model_json, values_checked
 from chairlift.folders.quantization_config import parse_quantization
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tensor_files import count_numbers, weight_files
-from chairlift.gguf.gguf_file import numbers_of
 from chairlift.gguf.side_folder import folder_of, is_gguf
+from chairlift.gguf.tensor_types import numbers_of
 from chairlift.hub.cache import gigabytes
 from chairlift.hub.name import hub_name
 from chairlift.hub.resolve import refuse_revision
 from chairlift.runners.check_model import check_model
 from chairlift.runners.decoder.config import DecoderConfig, read_any_config, read_config
 from chairlift.runners.decoder.kv_memory import num_kv_blocks
-from chairlift.runners.encoder.config import read_encoder_config
+from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
 from chairlift.runners.host_memory import host_available_bytes
 
 Rows = list[tuple[str, str]]
 
 _TASKS = {"embed": "embeds texts", "classify": "classifies texts", "rerank": "scores pairs of texts"}
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# What packed files have their other tensors in.
+_PLAIN_BYTES = 2
 # Bytes of a number, with what groups of 4 bits have besides.
 _WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 16}
 # Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
 _CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
 _TOKENIZER = "tokenizer.json"
-_MODEL = "a Hugging Face folder, a .gguf file, or a name of the Hub, whose config.json is downloaded"
+_MODEL = "a Hugging Face folder, a .gguf file, or a name of the Hub, whose small JSON files are downloaded"
 # Tokens of requests, to say how many there may be at once.
 _LENGTHS = (512, 4096)
 
@@ -50,9 +53,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_command(args: argparse.Namespace) -> int:
     """Print what is known of a model; the exit status is 1 if it can't be served."""
-    found = _looked_up(args.model, args.revision)
+    with looking_at(Path(args.model)):
+        found = _looked_up(args.model, args.revision)
     try:
-        rows = about(found.folder, found.numbers)
+        with looking_at(found.folder):
+            rows = about(found)
         if found.problem is not None:
             raise UnsupportedModel(found.problem)
     except ChairliftError as error:
@@ -64,40 +69,67 @@ def check_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def about(folder: Path, numbers: int | None) -> Rows:
-    """What to say of a model whose weights are so many numbers, None if that is not known.
+class _LookedUp(NamedTuple):
+    """A folder with a model's config.json, how many numbers its weights are, None if that is not known, what beside
+    config.json keeps it from being served, and whether the numbers are told by the size of packed files alone."""
 
-    Raises ConfigError or UnsupportedModel, saying why, if it can't be served.
-    """
+    folder: Path
+    numbers: int | None
+    problem: str | None = None
+    is_estimate: bool = False
+
+
+class _Held(NamedTuple):
+    """How many numbers are in memory of a model, and how many of them, the embedding's, stay in 16 bits however the
+    others are rounded."""
+
+    numbers: int
+    plain: int
+
+    def bytes(self, size: float) -> int:
+        """Of those, each of the others of so many bytes."""
+        return round(size * max(self.numbers - self.plain, 0)) + 2 * self.plain
+
+
+def about(found: _LookedUp) -> Rows:
+    """What to say of a model. Raises ConfigError or UnsupportedModel, saying why, if it can't be served."""
+    folder = found.folder
     if is_encoder(folder):
-        return _of_items(folder, numbers)
+        return _of_items(found)
     check_model(SequenceConfig(model=str(folder)))
     config = read_any_config(folder, "auto")
     if isinstance(config, DecoderConfig):
-        return _of_sequences(str(folder), config, numbers)
+        return _of_sequences(found, config)
+    raw = read_model_json(folder)
     return [
         ("model", f"{config.model_type}: writes texts"),
         ("computed by", "transformers' modules, with our attention and products, if all of them can be taken over"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
-        *_of_weights(numbers, host_available_bytes()),
+        # A head that is the embedding is packed besides.
+        *_of_weights(found, _held(found, _embedding(raw), is_copied=_is_tied(raw)), host_available_bytes()),
     ]
 
 
-def _of_sequences(model: str, config: DecoderConfig, numbers: int | None) -> Rows:
+def _of_sequences(found: _LookedUp, config: DecoderConfig) -> Rows:
     free = host_available_bytes()
+    # Of a head that is the embedding rows are looked up too, unless these are centred and those are not.
+    is_centred = config.family.norm_kind != "rms"
+    embedding = config.vocab_size * config.hidden_size if is_centred or not config.tied else 0
+    held = _held(found, embedding, is_copied=config.tied)
     rows = [
         ("model", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}: writes texts"),
         ("computed by", "native kernels"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
-        *_of_weights(numbers, free),
+        *_of_weights(found, held, free),
     ]
     for name, (itemsize, scale) in _CACHES.items():
         each = config.kv_bytes_per_token(itemsize, scale)
-        settings = SequenceConfig(model=model)
+        settings = SequenceConfig(model=str(found.folder))
+        beside = free - (0 if held is None else held.bytes(2))
         try:
-            blocks = num_kv_blocks(settings, config.max_positions, each, max(free - 2 * (numbers or 0), 0))
+            blocks = num_kv_blocks(settings, config.max_positions, each, max(beside, 0))
         except ConfigError as error:
             rows.append((f"{name} KV cache", str(error)))
             continue
@@ -106,23 +138,26 @@ def _of_sequences(model: str, config: DecoderConfig, numbers: int | None) -> Row
         fits = ", ".join(
             f"{count} of {length:,}" for length, count in at_once.items() if length <= config.max_positions
         )
-        held = f"{tokens:,} tokens in {gigabytes(blocks * settings.block_size * each)}"
-        rows.append((f"{name} KV cache", f"{each:,} bytes a token; {held}; sequences at once: {fits} tokens"))
+        room = f"{tokens:,} tokens in {gigabytes(blocks * settings.block_size * each)}"
+        rows.append((f"{name} KV cache", f"{each:,} bytes a token; {room}; sequences at once: {fits} tokens"))
     return rows
 
 
-def _of_items(folder: Path, numbers: int | None) -> Rows:
+def _of_items(found: _LookedUp) -> Rows:
+    folder = found.folder
     check_model(ItemConfig(model=str(folder), kind="encoder"))
     raw = read_model_json(folder)
     is_decoder = raw.get("model_type") in DECODERS
-    positions = read_config(folder).max_positions if is_decoder else read_encoder_config(folder).max_tokens
+    config: DecoderConfig | EncoderConfig = read_config(folder) if is_decoder else read_encoder_config(folder)
+    positions = config.max_positions if isinstance(config, DecoderConfig) else config.max_tokens
+    held = _held(found, config.vocab_size * config.hidden_size)
     return [
         ("model", f"{raw['model_type']}: {_TASKS[task_of(folder, raw)]}"),
         *_of_pairs(SentenceFiles.read(folder)),
         ("computed by", "native kernels"),
         ("batches", "dynamic, by max_batch_size, max_batch_tokens and max_wait_ms or target_latency_ms"),
         ("positions", f"{positions:,}"),
-        *_of_weights(numbers, host_available_bytes()),
+        *_of_weights(found, held, host_available_bytes()),
     ]
 
 
@@ -137,21 +172,27 @@ def _of_pairs(files: SentenceFiles) -> Rows:
     return rows
 
 
-def _of_weights(numbers: int | None, free: int) -> Rows:
+def _held(found: _LookedUp, embedding: int, is_copied: bool = False) -> _Held | None:
+    """What is in memory of a model with an embedding of so many numbers beside what is packed, maybe a copy of some."""
+    if found.numbers is None:
+        return None
+    return _Held(found.numbers + (embedding if is_copied else 0), embedding)
+
+
+def _of_weights(found: _LookedUp, held: _Held | None, free: int) -> Rows:
     where = f"{gigabytes(free)} of this machine, for device cpu; a GPU's is not looked at"
-    if numbers is None:
+    if held is None:
         return [("weights", "the Hub does not say how long they are"), ("free memory", where)]
-    memory = ", ".join(f"{gigabytes(round(size * numbers))} in {name}" for name, size in _WEIGHTS.items())
-    return [("weights", memory), ("free memory", where)]
+    memory = ", ".join(f"{gigabytes(held.bytes(size))} in {name}" for name, size in _WEIGHTS.items())
+    return [("weights", f"about {memory}" if found.is_estimate else memory), ("free memory", where)]
 
 
-class _LookedUp(NamedTuple):
-    """A folder with a model's config.json, how many numbers its weights are, on the Hub by their size alone, and what
-    beside config.json keeps it from being served."""
-
-    folder: Path
-    numbers: int | None
-    problem: str | None = None
+def _of_file(path: Path) -> _LookedUp:
+    folder = folder_of(path)
+    try:
+        return _LookedUp(folder, numbers_of(path))
+    except UnsupportedModel as error:
+        return _LookedUp(folder, None, str(error))
 
 
 def _of_folder(folder: Path) -> _LookedUp:
@@ -167,7 +208,7 @@ def _looked_up(model: str, revision: str | None) -> _LookedUp:
     folder = Path(model)
     if folder.exists():
         refuse_revision(model, revision)
-        return _LookedUp(folder_of(folder), numbers_of(folder)) if is_gguf(folder) else _of_folder(folder)
+        return _of_file(folder) if is_gguf(folder) else _of_folder(folder)
     name = hub_name(model, revision)
     if name is not None and name.file is not None:
         raise ConfigError(f"of a file on the Hub only the file itself tells: `chairlift pull {model}`, and check that")
@@ -181,17 +222,35 @@ def _looked_up(model: str, revision: str | None) -> _LookedUp:
     folder, there = hub.config_of(name)
     sizes = [file.size for file in there if file.name.endswith(".safetensors")]
     known = [size for size in sizes if size is not None]
-    numbers = numbers_in(sum(known), read_model_json(folder)) if len(known) == len(sizes) else None
-    return _LookedUp(folder, numbers, None if any(file.name == _TOKENIZER for file in there) else f"it {NO_TOKENIZER}")
+    raw = read_model_json(folder)
+    numbers = numbers_in(sum(known), raw) if len(known) == len(sizes) else None
+    problem = None if any(file.name == _TOKENIZER for file in there) else f"it {NO_TOKENIZER}"
+    return _LookedUp(folder, numbers, problem, raw.get("quantization_config") is not None)
 
 
 def numbers_in(size: int, raw: Mapping[str, Any]) -> int:
     """About how many numbers files of so many bytes hold, by a model's config.json."""
     packed = raw.get("quantization_config")
-    if isinstance(packed, dict) and packed.get("quant_method") == "mxfp4":
-        # Nearly all of them: 32 in 16 bytes and a scale.
-        return size * 32 // 17
     with contextlib.suppress(UnsupportedModel), values_checked():
+        # Embedding and head are left as they were.
+        plain = min(_embedding(raw) * (1 if _is_tied(raw) else 2), size // _PLAIN_BYTES)
+        rest = size - plain * _PLAIN_BYTES
+        if isinstance(packed, dict) and packed.get("quant_method") == "mxfp4":
+            # Of the rest nearly all: 32 in 16 bytes and a scale.
+            return plain + rest * 32 // 17
         if (packing := parse_quantization(raw)) is not None:
-            return size * 8 // packing.bits
+            return plain + rest * 8 // packing.bits
     return size // _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype")), 4)
+
+
+def _embedding(raw: Mapping[str, Any]) -> int:
+    """How many numbers a model's embedding has; 0 if config.json does not say it in the usual way."""
+    text = optional_object(raw, "text_config") or raw
+    sizes = [text.get(name) for name in ("vocab_size", "hidden_size")]
+    return math.prod(size if isinstance(size, int) and size > 0 else 0 for size in sizes)
+
+
+def _is_tied(raw: Mapping[str, Any]) -> bool:
+    """Whether a model's head is its embedding."""
+    family = DECODERS.get(str(raw.get("model_type")))
+    return bool(raw.get("tie_word_embeddings", family is None or family.tied))

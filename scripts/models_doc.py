@@ -65,7 +65,7 @@ KNOWN = {
     "camembert": "CamemBERT",
     "distilbert": "DistilBERT",
     "mpnet": "all-mpnet, multi-qa-mpnet",
-    "modernbert": "ModernBERT, gte-modernbert",
+    "modernbert": "ModernBERT, gte-modernbert, Ettin and its rerankers",
 }
 _NOT_READ = 'not read yet; `quantization = "int8"` or "int4" rounds a plain folder'
 # Through transformers, as the tests have them.
@@ -80,7 +80,7 @@ FOREIGN = {
     "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
     "nanochat": "nanochat",
     "phimoe": "Phi 3.5 with experts",
-    "minimax_m2": "MiniMax M2",
+    "minimax_m2": "MiniMax M2 in bfloat16; its own repository is in FP8, and refused",
     "longcat_flash": "LongCat Flash",
     "hunyuan_v1_moe": "Hunyuan with experts",
     "solar_open": "Solar Open",
@@ -102,6 +102,7 @@ FOREIGN = {
 # Those that read images too, of which the part for texts is served, through transformers as well.
 SEEING = {
     "gemma3": "Gemma 3 4B to 27B; its part for images is left out",
+    "mistral3": "Mistral Small 3.1 and 3.2; its part for images is left out",
     "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
     "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
 }
@@ -145,10 +146,10 @@ With `pip install 'chairlift[transformers]'` (or `implementation = "transformers
 modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of
 the above holds: strategies, prefix cache, chunks, preemption, int8 and int4. It costs Python for each layer and step.
 A model is checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what
-attention there is must be known; or else it is refused. Where keys and values are made from a latent (LongCat), they
-themselves are cached, which takes many times the memory that native families with
-[latent attention](decisions/035-latent-attention.md) take. These are held against transformers by tests
-(of those that read images the first two); others may do.
+attention there is must be known; or else it is refused. Quantized folders are read for native families alone. Where
+keys and values are made from a latent (LongCat), they themselves are cached, which takes many times the memory that
+native families with [latent attention](decisions/035-latent-attention.md) take. These are held against transformers by
+tests (of those that read images the first three); others may do.
 
 **Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A
 prefix is found where a [snapshot](guides/serving.md#models-with-states) of it was kept: at prompts' and answers' ends

@@ -1,5 +1,6 @@
 """What a folder's safetensors files hold, by their headers: without reading any weights."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.model_json import MAX_JSON_BYTES, inside, read_object
+from chairlift.folders.model_json import MAX_JSON_BYTES, inside, read_object, values_checked
+from chairlift.folders.quantization_config import parse_quantization
 
 # The name of a GGUF file in a folder that was made for it (chairlift/gguf/side_folder.py).
 GGUF_WEIGHTS = "model.gguf"
@@ -62,16 +64,27 @@ def conversion(folder: Path | str) -> str:
 
 
 def count_numbers(folder: Path) -> int | None:
-    """How many numbers the files of weights hold, where a byte has two, and a word of a packed projection eight.
+    """How many numbers the files of weights hold, where a byte has two, and a word of a packed projection as many as
+    its bits in config.json let it have.
 
     None if there are no such files. Raises UnsupportedModel if one is missing, ConfigError for one that is none.
     """
     # Not pipes, which would be waited for.
-    there = (folder / WEIGHTS).is_file() or (folder / WEIGHTS_INDEX).is_file()
-    return sum(map(_numbers_in, weight_files(folder))) if there else None
+    if not ((folder / WEIGHTS).is_file() or (folder / WEIGHTS_INDEX).is_file()):
+        return None
+    in_word = 32 // _bits(folder)
+    return sum(_numbers_in(path, in_word) for path in weight_files(folder))
 
 
-def _numbers_in(path: Path) -> int:
+def _bits(folder: Path) -> int:
+    """Of a number in a packed projection; 4, as most have, where config.json does not say."""
+    with contextlib.suppress(UnsupportedModel), values_checked():
+        if (packing := parse_quantization(read_object(folder / "config.json"))) is not None:
+            return packing.bits
+    return 4
+
+
+def _numbers_in(path: Path, in_word: int) -> int:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         most = min(MAX_JSON_BYTES, path.stat().st_size - 8)
@@ -79,11 +92,13 @@ def _numbers_in(path: Path) -> int:
     try:
         tensors = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         return sum(
-            _count(name, msgspec.json.decode(each, type=_Tensor)) for name, each in tensors.items() if name != _METADATA
+            _count(name, msgspec.json.decode(each, type=_Tensor), in_word)
+            for name, each in tensors.items()
+            if name != _METADATA
         )
     except (ValueError, RecursionError, msgspec.DecodeError):
         raise ConfigError(f"{path} is no file of safetensors") from None
 
 
-def _count(name: str, tensor: _Tensor) -> int:
-    return math.prod(tensor.shape) * (8 if name.endswith(_WORDS) else 2 if tensor.dtype == "U8" else 1)
+def _count(name: str, tensor: _Tensor, in_word: int) -> int:
+    return math.prod(tensor.shape) * (in_word if name.endswith(_WORDS) else 2 if tensor.dtype == "U8" else 1)

@@ -56,7 +56,8 @@ class Architecture:
 
     Where queries and keys are `paired`, neighbours are rotated together, so their rows are in another order. `lift` is
     what was added to the weights of norms. `names` are those of a layer's tensors that differ, `fields` more of
-    config.json, and `keys` metadata that becomes such a field.
+    config.json, and `keys` metadata that becomes such a field. `switches` is metadata that changes what this
+    architecture computes, with the value that is served.
     """
 
     model_type: str
@@ -65,6 +66,7 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     def name_of(self, name: str) -> str:
         """What a folder calls a tensor of a file; as it is, if that is not known. Of experts' it has braces."""
@@ -86,13 +88,15 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+# Others only note by this how a model was trained.
+_GRANITE_SWITCHES = {"rope.scaling.finetuned": True}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),
-    "granite": Architecture("granite", paired=True, keys=_GRANITE),
+    "granite": Architecture("granite", paired=True, keys=_GRANITE, switches=_GRANITE_SWITCHES),
     "olmo2": Architecture("olmo2", names=_AFTER),
     "phi3": Architecture("phi3", names={"ffn_up": "mlp.gate_up_proj"}, keys=_WINDOW),
     "gemma": Architecture("gemma", lift=1.0, fields=_GELU),
@@ -132,6 +136,7 @@ WITH_EXPERTS: dict[str, Architecture] = {
         paired=True,
         names=_EXPERTS | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
         keys=_GRANITE | _OF_EXPERTS,
+        switches=_GRANITE_SWITCHES,
     ),
 }
 

@@ -215,8 +215,3 @@ def parts_of(path: Path) -> list[Path]:
 def shown(value: object) -> str:
     """What a file says, for an error: it may be anything, of any length."""
     return clip(repr(value), 60)
-
-
-def numbers_of(path: Path) -> int:
-    """How many numbers a file's tensors have. Raises UnsupportedModel."""
-    return sum(math.prod(place.shape) for place in GgufFile(path, with_vocabulary=False).tensors.values())

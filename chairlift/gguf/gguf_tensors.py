@@ -1,6 +1,5 @@
 """The tensors of a GGUF file under the names of a folder's, unpacked as they are read."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from torch import Tensor
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architectures import Architecture, architecture_of
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
-from chairlift.gguf.model_config import FACTORS
+from chairlift.gguf.model_config import FACTORS, same_in_all
+from chairlift.gguf.tensor_types import Packing, TensorTypes
 
-# Types that are read, by their names in ggml.
-READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 # Numbers that are unpacked at a time.
 _AT_A_TIME = 2**17
 # The largest models have a quarter of that: 384 experts in 60 layers.
@@ -48,11 +46,13 @@ class GgufTensors:
         self._unpack_natively = unpack_natively
         self._file = file = GgufFile(path, with_vocabulary=False)
         self._known: Architecture = architecture_of(file.metadata)
-        key = f"{file.metadata['general.architecture']}.attention.head_count"
+        prefix = f"{file.metadata['general.architecture']}."
+        key, layers = f"{prefix}attention.head_count", file.metadata.get(f"{prefix}block_count")
         heads = file.metadata.get(key)
         # Of queries and of keys, in whose order rows may have to be.
-        self._heads = {_PAIRED[0]: heads, _PAIRED[1]: file.metadata.get(f"{key}_kv", heads)}
-        self._kinds, self._dequantize = _library()
+        both = heads, file.metadata.get(f"{key}_kv", heads)
+        self._heads = {part: same_in_all(each, layers) for part, each in zip(_PAIRED, both, strict=True)}
+        self._types = TensorTypes()
         # The file's own name of each, and where it lies.
         self._places: dict[str, tuple[str, TensorPlace]] = {}
         for name in file.tensors:
@@ -62,6 +62,10 @@ class GgufTensors:
     def keys(self) -> list[str]:
         """The names of all tensors."""
         return list(self._places)
+
+    def unknown(self) -> list[str]:
+        """Those of names that no folder has anything for."""
+        return [name for name, (own, _) in self._places.items() if name == own]
 
     def get_slice(self, name: str) -> _Shape:
         """What has a tensor's shape."""
@@ -105,38 +109,22 @@ class GgufTensors:
                 f"tensor {name!r} is for {list(place.shape)} numbers, not for {shown(count)} experts"
             )
         each = place._replace(shape=place.shape[1:])
-        size = self._size_of(name, each)[2]
+        size = self._types.packing_of(name, each).num_bytes
         return [each._replace(offset=place.offset + index * size) for index in range(count)]
 
-    def _size_of(self, name: str, place: TensorPlace) -> tuple[Any, int, int]:
-        """Its type, how many numbers a block of that has, and how many bytes the tensor."""
-        kind = self._kinds.get(place.kind)
-        if kind is None or kind.name not in READ:
-            said = f"type {place.kind}" if kind is None else kind.name
-            raise UnsupportedModel(f"tensor {name!r} is of {said}, which is not read; these are: {', '.join(READ)}")
-        numbers, size = self._kinds.sizes[kind]
-        width = place.shape[-1] if place.shape else 1
-        if width % numbers:
-            raise UnsupportedModel(f"tensor {name!r} has rows of {width} numbers, which {kind.name} can't have")
-        return kind, numbers, math.prod(place.shape[:-1]) * (width // numbers * size)
-
     def _read(self, name: str, place: TensorPlace) -> Tensor:
-        kind, numbers, num_bytes = self._size_of(name, place)
-        if place.offset + num_bytes > len(place.data):
-            raise UnsupportedModel(f"tensor {name!r} lies beyond the end of {self._file.path.name}")
-        raw = np.frombuffer(place.data, np.uint8, num_bytes, place.offset)
-        if kind.name in ("F32", "F16", "BF16"):
-            dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind.name]
+        packing = self._types.packing_within(name, place, self._file.path.name)
+        raw, kind = np.frombuffer(place.data, np.uint8, packing.num_bytes, place.offset), packing.kind.name
+        if kind in ("F32", "F16", "BF16"):
+            dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
             # A copy, since nobody may write to a file's pages.
             return torch.from_numpy(raw.copy()).view(dtype).reshape(place.shape)
-        blocks = raw.reshape(-1, self._kinds.sizes[kind][1])
-        return torch.from_numpy(self._unpack(blocks, kind, numbers)).reshape(place.shape)
+        blocks = raw.reshape(-1, packing.block_bytes)
+        return torch.from_numpy(self._unpack(blocks, packing)).reshape(place.shape)
 
-    def _unpack(self, blocks: NDArray[np.uint8], kind: Any, numbers: int) -> NDArray[np.float32]:
-        """The numbers of blocks [N, bytes], each of which packs so many: natively, or by the package.
-
-        The package has as many at a time as caches hold.
-        """
+    def _unpack(self, blocks: NDArray[np.uint8], packing: Packing) -> NDArray[np.float32]:
+        """The numbers of blocks [N, bytes]: natively, or by the package, which has as many at a time as caches hold."""
+        kind, numbers = packing.kind, packing.numbers
         found = np.empty((len(blocks), numbers), np.float32)
         if self._unpack_natively is not None and self._unpack_natively(kind.value, blocks, found):
             return found
@@ -144,25 +132,9 @@ class GgufTensors:
         for begin in range(0, len(blocks), count):
             some = blocks[begin : begin + count]
             # One long row: of many the package takes 16 at a time, which are few numbers.
-            found[begin : begin + count] = self._dequantize(some.reshape(1, -1), kind).reshape(len(some), numbers)
+            unpacked = self._types.dequantize(some.reshape(1, -1), kind)
+            found[begin : begin + count] = unpacked.reshape(len(some), numbers)
         return found
-
-
-class _Kinds(dict[int, Any]):
-    """ggml's types by their numbers; `sizes` says how many numbers each packs into how many bytes."""
-
-    sizes: Any
-
-
-def _library() -> tuple[_Kinds, Any]:
-    try:
-        import gguf
-        from gguf.quants import dequantize
-    except ImportError as error:
-        raise UnsupportedModel(f"GGUF files need the package gguf: pip install 'chairlift[gguf]' ({error})") from error
-    kinds = _Kinds({kind.value: kind for kind in gguf.GGMLQuantizationType})
-    kinds.sizes = gguf.GGML_QUANT_SIZES
-    return kinds, dequantize
 
 
 def _unpaired(rows: Tensor, heads: Any, name: str) -> Tensor:

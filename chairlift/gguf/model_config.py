@@ -1,13 +1,13 @@
 """The config.json that says what a GGUF file's metadata says."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size, values_checked
 from chairlift.gguf.architectures import WINDOW, Architecture, architecture_of
-from chairlift.gguf.gguf_file import GgufFile, shown
+from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
 
 # Keys below the architecture's name, and fields of config.json.
 _FIELDS = {
@@ -22,6 +22,8 @@ _FIELDS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+# Of these a file may list the value of each layer.
+_PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 _REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
 # Metadata that says of a model what nothing here computes, with the value at which it says nothing.
 _REFUSED = {
@@ -32,9 +34,13 @@ _REFUSED = {
     "ssm.conv_kernel": 0,
     "rope.scaling.yarn_log_multiplier": 0,
 }
+# What converters also write of models that have no such tensors, whose names have this part: of those of Granite 4 that
+# are attention alone, and dense.
+_OF_NO_TENSOR = {"ssm.conv_kernel": ".ssm_", "expert_shared_feed_forward_length": "_shexp."}
 # What may be said of experts besides what becomes a field of config.json.
 _NEUTRAL = {"expert_gating_func": 1, "expert_group_count": 1, "expert_group_used_count": 1, "expert_weights_scale": 1}
-_FLOAT32 = 0
+# Numbers of the types that pack nothing.
+_FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30
 # Tensors that stretch rotations.
 FACTORS = _FREQUENCIES, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 _PATTERN, _WINDOW_BASE = "attention.sliding_window_pattern", "rope.freq_base_swa"
@@ -54,8 +60,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """Return a config.json. Raises UnsupportedModel naming the key or tensor at fault."""
     known = architecture_of(file.metadata)
     prefix = f"{file.metadata['general.architecture']}."
-    told = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    for key, neutral in _REFUSED.items():
+    told = _told(file, prefix, known.keys)
+    for key, neutral in (_REFUSED | dict(known.switches)).items():
         if told.get(key, neutral) != neutral:
             raise _not_computed(prefix, key, told)
     _check_experts(told, prefix, known.keys)
@@ -65,7 +71,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     found = {name: told[key] for key, name in (_FIELDS | dict(known.keys)).items() if told.get(key)}
     for name, value in found.items():
         if isinstance(value, list | str):
-            raise UnsupportedModel(f"{name} of {file.path.name} is {shown(value)}, which is not one number")
+            said = "which is not one number for all layers"
+            raise UnsupportedModel(f"{name} of {file.path.name} is {shown(value)}, {said}")
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise UnsupportedModel(f"tensor 'token_embd.weight' is missing in {file.path.name}")
@@ -83,13 +90,37 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors and known.model_type != "qwen2",
-        "torch_dtype": "float32" if embeddings.kind == _FLOAT32 else "bfloat16",
+        "torch_dtype": _dtype(embeddings, file.tensors.values()),
         **known.fields,
         **_score_scale(known.model_type, found, head_dim),
         **found,
         **_windows(told, prefix, known),
         **_rotation(told, prefix, head_dim, {name: file.floats(name) for name in FACTORS if name in file.tensors}),
     }
+
+
+def _told(file: GgufFile, prefix: str, read: Collection[str]) -> dict[str, Any]:
+    """What a file says below its architecture's name, as far as it has tensors for it."""
+    told = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    for key, part in _OF_NO_TENSOR.items():
+        if key not in read and not any(part in name for name in file.tensors):
+            told.pop(key, None)
+    layers = told.get("block_count")
+    return told | {key: same_in_all(told[key], layers) for key in _PER_LAYER if key in told}
+
+
+def same_in_all(value: Any, layers: Any) -> Any:
+    """The number that a list has for each of so many layers; what is no such list as it is."""
+    is_same = isinstance(value, list) and len(value) == layers and len(set(value)) == 1
+    return value[0] if is_same else value
+
+
+def _dtype(embeddings: TensorPlace, tensors: Iterable[TensorPlace]) -> str:
+    """The type of a folder with such tensors. What is packed has fewer digits than bfloat16."""
+    if embeddings.kind == _FLOAT32:
+        return "float32"
+    plain = all(tensor.kind in (_FLOAT32, _FLOAT16, _BFLOAT16) for tensor in tensors)
+    return "float16" if embeddings.kind == _FLOAT16 and plain else "bfloat16"
 
 
 def _check_experts(told: Mapping[str, Any], prefix: str, read: Collection[str]) -> None:

@@ -15,12 +15,13 @@ from chairlift.errors import ConfigError, UnsupportedModel, looking_at
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf.gguf_file import GgufFile, parts_of
 from chairlift.gguf.model_config import config_of
+from chairlift.gguf.pooling_files import MODULES, POOLING, pooling_files
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 4
+_VERSION = 5
 # What is made, beside the link to the weights.
-_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", MODULES, POOLING)
 
 
 def is_gguf(path: Path) -> bool:
@@ -71,7 +72,8 @@ def _contents(path: Path) -> dict[str, Any]:
     if find_spec("gguf") is None:
         raise UnsupportedModel(f"{path.name} is a GGUF file, which needs: pip install 'chairlift[gguf]'")
     file = GgufFile(path)
-    return {"config.json": config_of(file)} | tokenizer_files(file.metadata, path.name)
+    made = {"config.json": config_of(file)} | tokenizer_files(file.metadata, path.name)
+    return made | pooling_files(file.metadata)
 
 
 def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:
@@ -80,6 +82,7 @@ def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
         for name, content in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_text(json.dumps(content), encoding="utf-8")
         (made / GGUF_WEIGHTS).symlink_to(weights)
         _put(made, folder, weights)

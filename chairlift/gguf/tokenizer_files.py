@@ -54,6 +54,8 @@ _RULES: dict[str, Json] = {
 # begin with a token for the beginning unless they say otherwise.
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "tekken")
+# Rules of tokenizers that make one character of a letter and its accents before they cut a text.
+_COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo", "command-r")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
 # the others words of a user's, and llama.cpp goes by their texts, too.
 _ENDINGS_OF_TURNS = (
@@ -116,18 +118,23 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
         "post_processor": _beginning(tokens[bos], bos) if begins and bos is not None else None,
     }
     ends = [_token(told, f"{each}_token_id", tokens, name) for each in ("eos", "eot", "eom")]
-    config = {
-        "bos_token": None if bos is None else tokens[bos],
-        "eos_token": None if ends[0] is None else tokens[ends[0]],
-    }
     return {
         "tokenizer.json": whole,
-        "tokenizer_config.json": config | _templates(metadata),
+        "tokenizer_config.json": _first_and_last(told, tokens, bos, ends[0]) | _templates(metadata),
         "generation_config.json": {
             "eos_token_id": sorted({each for each in (*ends, *endings) if each is not None}),
             **{ours: metadata[key] for key, ours in _SAMPLING.items() if key in metadata},
         },
     }
+
+
+def _first_and_last(told: Mapping[str, Any], tokens: Sequence[str], bos: int | None, eos: int | None) -> Json:
+    """The tokens for a text's beginning and end, and whether texts that are embedded end with the latter."""
+    named: Json = {
+        "bos_token": None if bos is None else tokens[bos],
+        "eos_token": None if eos is None else tokens[eos],
+    }
+    return named | ({"add_eos_token": True} if told.get("add_eos_token") else {})
 
 
 def _strips(metadata: Mapping[str, Any], model: Any) -> bool:
@@ -180,7 +187,7 @@ def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Js
     if any(len(pair) < 2 for pair in pairs):
         raise UnsupportedModel(f"tokenizer.ggml.merges of {name} has one that is no pair")
     return {
-        "normalizer": None,
+        "normalizer": {"type": "NFC"} if rule in _COMPOSING else None,
         "pre_tokenizer": _RULES[rule],
         "decoder": _bytes(use_regex=True) | {"add_prefix_space": True},
         "model": _bpe(tokens, pairs, ignore_merges=rule in _WHOLE_FIRST),

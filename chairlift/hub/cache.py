@@ -33,13 +33,15 @@ class _Note(msgspec.Struct):
 
 
 class Kept(NamedTuple):
-    """A model that is here, whole: where it is, its bytes, and when it was downloaded, in seconds since 1970."""
+    """A model that is here, whole: where it is, its bytes, when it was downloaded, in seconds since 1970, and the names
+    of its files."""
 
     name: HubName
     commit: str
     path: Path
     size: int
     when: float
+    files: frozenset[str]
 
 
 class HubCache:
@@ -61,7 +63,8 @@ class HubCache:
         snapshot = self.snapshot(name.repo, note.commit)
         if not all(_size(snapshot / file) == size for file, size in note.files.items()):
             return None
-        return Kept(name, note.commit, self._model(name, note.commit), sum(note.files.values()), path.stat().st_mtime)
+        size, when = sum(note.files.values()), path.stat().st_mtime
+        return Kept(name, note.commit, self._model(name, note.commit), size, when, frozenset(note.files))
 
     def has(self, repo: str, file: HubFile) -> bool:
         """Whether a file is here under its hash, of whatever commit."""
@@ -117,7 +120,7 @@ class HubCache:
         """What `add` returns, where it can't note anything."""
         snapshot = self.snapshot(name.repo, commit)
         size = sum(_size(snapshot / file.name) or 0 for file in files)
-        return Kept(name, commit, self._model(name, commit), size, time.time())
+        return Kept(name, commit, self._model(name, commit), size, time.time(), frozenset(file.name for file in files))
 
     def _model(self, name: HubName, commit: str) -> Path:
         snapshot = self.snapshot(name.repo, commit)

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from chairlift.errors import DownloadFailed, clip
+from chairlift.errors import DownloadFailed, UnsupportedModel, clip
+from chairlift.folders.model_json import MAX_JSON_BYTES, read_json
 from chairlift.hub.cache import HubCache, Kept, free_bytes, gigabytes, is_here
 from chairlift.hub.name import HubName
 from chairlift.hub.wanted import HubFile, wanted_files
@@ -63,9 +64,11 @@ class Hub:
             return kept
         try:
             commit, there = self._look(name)
-            if kept is not None and kept.commit == commit:
+            wanted = self._wanted(name, commit, there)
+            # An older version of this program may have taken fewer.
+            if kept is not None and kept.commit == commit and kept.files.issuperset(file.name for file in wanted):
                 return kept
-            return self._download(name, commit, wanted_files(name, there))
+            return self._download(name, commit, wanted)
         except DownloadFailed as error:
             if kept is None or error.__cause__ is None:
                 raise
@@ -73,9 +76,9 @@ class Hub:
             return kept
 
     def config_of(self, name: HubName) -> tuple[Path, list[HubFile]]:
-        """A folder with the model's config.json and not its weights, and the files that it would be served from."""
+        """A folder with the model's small JSON files and not its weights, and the files that it is served from."""
         commit, there = self._look(name)
-        files = wanted_files(name, there)
+        files = self._wanted(name, commit, there)
         for file in files:
             if file.name.endswith(".json") and (file.size or 0) < _CHUNK and "token" not in file.name:
                 self._get(name, commit, file)
@@ -128,6 +131,21 @@ class Hub:
             listed = clip(repr(sibling.rfilename), 100)
             problem = f"{self.endpoint} lists {listed} of {name.repo} with a name, size or hash that is none"
             raise DownloadFailed(f"{problem}; {_ANOTHER}") from None
+
+    def _wanted(self, name: HubName, commit: str, there: list[HubFile]) -> list[HubFile]:
+        """The files that a model is served from. Those of them that name others are downloaded for that."""
+        folder = self.cache.snapshot(name.repo, commit)
+
+        def read(file: HubFile) -> Any:
+            if (file.size or 0) > MAX_JSON_BYTES:
+                problem = f"{file.name} of {name.repo} has {file.size} bytes"
+                raise UnsupportedModel(f"{problem}, more than the {MAX_JSON_BYTES} that are read")
+            if not is_here(folder / file.name, file):
+                self._get(name, commit, file)
+            self._check(name, folder, [file])
+            return read_json(folder / file.name)
+
+        return wanted_files(name, there, read)
 
     def _download(self, name: HubName, commit: str, files: list[HubFile]) -> Kept:
         folder = self.cache.snapshot(name.repo, commit)

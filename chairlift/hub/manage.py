@@ -4,7 +4,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, looking_at
 from chairlift.hub.cache import gigabytes
 from chairlift.hub.name import MAIN, HubName, hub_name
 
@@ -29,7 +29,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def pull_command(args: argparse.Namespace) -> int:
     """Fetch a model, and print where it is. Raises DownloadFailed, ConfigError or UnsupportedModel."""
-    kept = _hub().fetch(_named(args.model, args.revision))
+    name, hub = _named(args.model, args.revision), _hub()
+    with looking_at(hub.cache.folder):
+        kept = hub.fetch(name)
     print(f"{kept.name} ({kept.commit[:12]}), {gigabytes(kept.size)}: {kept.path}")
     return 0
 
@@ -38,7 +40,9 @@ def list_command(args: argparse.Namespace) -> int:
     """Print a line for each model that is here, whole."""
     hub = _hub()
     rows = [("model", "commit", "size", "downloaded")]
-    for kept in hub.cache.all():
+    with looking_at(hub.cache.folder):
+        models = hub.cache.all()
+    for kept in models:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.when))
         rows.append((str(kept.name), kept.commit[:12], gigabytes(kept.size), when))
     if len(rows) == 1:
@@ -56,7 +60,8 @@ def remove_command(args: argparse.Namespace) -> int:
     if name.file is not None:
         raise ConfigError(f"a model is removed as a whole: chairlift remove {name.repo}")
     hub = _hub()
-    freed = hub.cache.remove(name.repo)
+    with looking_at(hub.cache.folder):
+        freed = hub.cache.remove(name.repo)
     if not freed:
         raise ConfigError(f"{name.repo} is not in {hub.cache.folder}; chairlift list shows what is")
     print(f"{name.repo}: {gigabytes(freed)} freed")

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from chairlift.errors import UnsupportedModel
+from chairlift.errors import UnsupportedModel, clip
 from chairlift.folders.quantization_config import QuantizationConfig
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.gguf.gguf_tensors import GgufTensors
@@ -96,8 +96,17 @@ class Weights:
         """The shape of a tensor. Raises UnsupportedModel if there is none of this name."""
         handle = self._handle_of.get(name)
         if handle is None:
-            raise UnsupportedModel(f"tensor {name!r} is missing from the model's safetensors files")
+            raise UnsupportedModel(f"tensor {name!r} is missing from the model's {self._files()}")
         return tuple(handle.get_slice(name).get_shape())
+
+    def _files(self) -> str:
+        """What the tensors are in, and which of a GGUF file's may be one that is missed, under another name."""
+        files = [handle for handle in self._handles if isinstance(handle, GgufTensors)]
+        if not files:
+            return "safetensors files"
+        unknown = [name for file in files for name in file.unknown()]
+        beside = f", of whose tensors these are not known here: {clip(', '.join(unknown), 300)}" if unknown else ""
+        return f"GGUF file{beside}"
 
     def leave(self, prefixes: Sequence[str]) -> None:
         """Take no notice of tensors whose names begin so."""

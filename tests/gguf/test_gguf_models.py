@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,32 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import all_logits, make_runner, prompts
+from support.encoder_factory import sentence_folder
 from support.gguf_files import MODELS, WITH_EXPERTS, add, gguf_file, plain_folder
 from support.model_factory import edited_folder
 from support.native_isa import needs_native
+from tokenizers import Tokenizer, processors
 
 from chairlift import LLM, SamplingParams
 from chairlift.cli import main as cli
 from chairlift.config.settings import load
 from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.kind import is_encoder
+from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf import model_config, side_folder
 from chairlift.gguf.architectures import architecture_of
-from chairlift.gguf.gguf_tensors import READ, GgufTensors
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.gguf.part_names import part_name
 from chairlift.gguf.side_folder import folder_of
+from chairlift.gguf.tensor_types import READ
 from chairlift.ops.ggml_blocks import unpack_blocks
+from chairlift.runners.encoder.runner import EncoderRunner
+from chairlift.text.encoding import TextEncoder
 
 NOTHING = np.empty((0, 32), np.uint8), np.empty((0, 32), np.float32)
 
@@ -86,10 +96,54 @@ def test_parts_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
         folder_of(tmp_path / names[0])
 
 
+def embedded(folder: Path) -> NDArray[np.float32]:
+    runner = EncoderRunner(str(folder), dtype="float32", num_threads=1)
+    most = runner.load().max_tokens
+    found = runner.run(TextEncoder(folder, most, SentenceFiles.read(folder)).encode_texts(["ab a", "b", ""]))
+    return np.stack(found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "lasttoken")])
+def test_an_embedder_is_that_of_its_folder(number: int, pooling: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding: pooled as the file says, normalized, and with the end token behind each text."""
+    modules: list[tuple[str, dict[str, Any]]] = [("Pooling", {"pooling_mode": pooling}), ("Normalize", {})]
+    folder = sentence_folder(tmp_path / "plain", plain_folder("qwen3"), modules)
+    words = Tokenizer.from_file(str(folder_of(gguf_file("qwen3")) / "tokenizer.json"))
+    words.post_processor = processors.TemplateProcessing("$A <|end|>", None, [("<|end|>", 257)])
+    words.save(str(folder / "tokenizer.json"))
+    found = folder_of(gguf_file("qwen3", pooling=number))
+    assert is_encoder(found)
+    np.testing.assert_allclose(embedded(found), embedded(folder), atol=1e-5)
+
+
+def test_without_a_pooling_it_is_a_language_model_and_no_embedder() -> None:
+    folder = folder_of(gguf_file("qwen3", pooling=0))
+    assert not is_encoder(folder)
+    with pytest.raises(UnsupportedModel, match="has no Pooling module"):
+        SentenceFiles.read(folder)
+    assert not is_encoder(folder_of(gguf_file("qwen3")))
+
+
 def test_it_is_served_in_the_type_that_it_has() -> None:
     assert make_runner(folder_of(gguf_file("llama", "BF16"))).info.dtype == "bfloat16"
     assert make_runner(folder_of(gguf_file("llama", "Q4_0"))).info.dtype == "bfloat16"
     assert make_runner(folder_of(gguf_file("llama"))).info.dtype == "float32"
+    # As a folder of float16 is.
+    plain = folder_of(gguf_file("llama", "F16"))
+    assert json.loads((plain / "config.json").read_text())["torch_dtype"] == "float16"
+    assert make_runner(plain).info.dtype == "float32"
+    embeddings = GgufFile(gguf_file("llama", "F16")).tensors["token_embd.weight"]
+    assert model_config._dtype(embeddings, [embeddings, embeddings._replace(kind=8)]) == "bfloat16"
+
+
+def test_a_tensor_that_is_missing_is_told_of_a_gguf_file_and_what_may_be_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_file("qwen3").read_bytes().replace(b"blk.1.attn_q_norm.weight", b"blk.1.attn_z_norm.weight"))
+    with pytest.raises(UnsupportedModel) as refused:
+        make_runner(folder_of(path))
+    missing = "'model.layers.1.self_attn.q_norm.weight' is missing from the model's GGUF file"
+    assert missing in str(refused.value)
+    assert "of whose tensors these are not known here: blk.1.attn_z_norm.weight" in str(refused.value)
 
 
 def test_a_file_of_few_bits_is_said_to_take_more_here(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,6 +252,18 @@ def test_check_says_what_a_file_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "native kernels" in said
 
 
+def test_check_refuses_a_file_that_could_not_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cut, packed = tmp_path / "cut.gguf", tmp_path / "packed.gguf"
+    cut.write_bytes(gguf_file("qwen3", "Q8_0").read_bytes()[:-4096])
+    kind = gguf.GGMLQuantizationType.MXFP4
+    small_file(packed, {}, lambda writer: writer.add_tensor("x", np.zeros((2, 17), np.uint8), raw_dtype=kind))
+    for path, problem in ((cut, "lies beyond the end of cut.gguf"), (packed, "'x' is of MXFP4, which is not read")):
+        assert cli(["check", str(path)]) == 1
+        said = capsys.readouterr().out
+        assert f"{path} can't be served: tensor " in said
+        assert problem in said
+
+
 def test_its_folder_is_made_once_and_anew_if_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf_file("llama").read_bytes())
@@ -215,7 +281,8 @@ def test_its_folder_is_made_once_and_anew_if_the_file_changes(tmp_path: Path) ->
 def test_what_lies_in_its_place_is_its_own_or_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = gguf_file("llama")
     folder = folder_of(path)
-    assert {each.name for each in folder.iterdir()} == {*side_folder._FILES, GGUF_WEIGHTS}
+    own = {Path(name).parts[0] for name in side_folder._FILES} | {GGUF_WEIGHTS}
+    assert {each.name for each in folder.iterdir()} == own
 
     def of_nobody() -> None:
         monkeypatch.setattr(side_folder.os, "getuid", lambda: os.geteuid() + 1)
@@ -242,7 +309,7 @@ def test_what_lies_in_its_place_is_its_own_or_made_anew(tmp_path: Path, monkeypa
             (folder / "planted").touch()
         change()
         assert folder_of(path) == folder
-        assert {each.name for each in folder.iterdir()} == {*side_folder._FILES, GGUF_WEIGHTS}
+        assert {each.name for each in folder.iterdir()} == own
         assert not folder.is_symlink()
         assert (folder / GGUF_WEIGHTS).readlink() == path
         assert list(folder.parent.iterdir()) == [folder]
@@ -327,6 +394,7 @@ def test_which_layers_have_a_window_is_checked() -> None:
         ("llama.attention.sliding_window", 16, "llama.attention.sliding_window = 16"),
         ("llama.attention.max_alibi_bias", 8, "llama.attention.max_alibi_bias = 8"),
         ("llama.attention.causal", 0, "llama.attention.causal = 0"),
+        ("llama.pooling_type", 4, "llama.pooling_type = 4"),
         ("llama.rope.scaling.yarn_log_multiplier", 1, "yarn_log_multiplier = 1"),
         ("tokenizer.ggml.pre", "default", "tokenizer.ggml.pre 'default'"),
         ("tokenizer.ggml.model", "bert", "tokenizer.ggml.model 'bert'"),
@@ -336,7 +404,45 @@ def test_which_layers_have_a_window_is_checked() -> None:
 )
 def test_what_is_not_read_is_refused_by_its_key(key: str, value: object, said: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    told = {
+    small_file(path, {key: value})
+    with pytest.raises(UnsupportedModel) as refused:
+        folder_of(path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "tensor", "said"),
+    [
+        ({"rope.scaling.finetuned": 0}, None, "granite.rope.scaling.finetuned = 0"),
+        ({"ssm.conv_kernel": 4}, "blk.0.ssm_in.weight", "granite.ssm.conv_kernel = 4"),
+        ({"block_count": 2, "attention.head_count_kv": [0, 2]}, None, "num_key_value_heads of m.gguf is [0, 2]"),
+        ({"expert_shared_feed_forward_length": 64}, "blk.0.ffn_up_shexp.weight", "shared_feed_forward_length = 64"),
+        ({"rope.scaling.finetuned": 1, "ssm.conv_kernel": 4, "attention.head_count_kv": [2]}, None, None),
+    ],
+)
+def test_of_granite_4_only_what_has_states_is_refused(
+    told: dict[str, Any], tensor: str | None, said: str | None, tmp_path: Path
+) -> None:
+    path, sizes = tmp_path / "m.gguf", ("context_length", "embedding_length", "block_count", "feed_forward_length")
+    known = dict(zip(sizes, (64, 32, 1, 64), strict=True)) | {"attention.head_count": 2} | told
+    made = {"general.architecture": "granite"} | {f"granite.{key}": value for key, value in known.items()}
+    small_file(path, made, lambda writer: tensor and add(writer, tensor, np.zeros((32, 32), np.float32)))
+    if said is None:
+        assert json.loads((folder_of(path) / "config.json").read_text())["num_key_value_heads"] == 2
+        return
+    with pytest.raises(UnsupportedModel) as refused:
+        folder_of(path)
+    assert said in str(refused.value)
+
+
+def test_whether_others_were_trained_for_their_length_is_no_matter(tmp_path: Path) -> None:
+    small_file(tmp_path / "m.gguf", {"llama.rope.scaling.finetuned": 0})
+    assert folder_of(tmp_path / "m.gguf").is_dir()
+
+
+def small_file(path: Path, more: dict[str, Any], then: Callable[[gguf.GGUFWriter], object] | None = None) -> None:
+    """A file with the metadata of a small Llama and `more`, an embedding, and what is added `then`."""
+    told: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.context_length": 64,
         "llama.embedding_length": 32,
@@ -348,7 +454,7 @@ def test_what_is_not_read_is_refused_by_its_key(key: str, value: object, said: s
         "tokenizer.ggml.tokens": ["a", "b"],
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 1,
-    } | {key: value}
+    } | more
     writer = gguf.GGUFWriter(path, str(told.pop("general.architecture")))
     for name, each in told.items():
         if isinstance(each, list):
@@ -358,10 +464,9 @@ def test_what_is_not_read_is_refused_by_its_key(key: str, value: object, said: s
         elif each is not None:
             writer.add_uint32(name, int(str(each)))
     add(writer, "token_embd.weight", np.zeros((2, 32), np.float32))
+    if then is not None:
+        then(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel) as refused:
-        folder_of(path)
-    assert said in str(refused.value)

@@ -35,7 +35,7 @@ def split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# As the tokenizers of GPT-2, SmolLM, Llama 3 and Qwen 2 have it in their tokenizer.json.
+# As the tokenizers of GPT-2, SmolLM, Llama 3, Qwen 2 and OLMo 1 have it in their tokenizer.json.
 RULES = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
@@ -43,12 +43,18 @@ RULES = {
     ),
     "llama-bpe": split(_LLAMA3),
     "qwen2": split(_LLAMA3.replace("{1,3}", "")),
+    "deepseek-r1-qwen": split(_LLAMA3.replace("{1,3}", "")),
+    "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
 }
+# Those of Qwen and of OLMo 1 begin by making one character of "e" and its accent.
+_COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo")
 
 
 def trained(rule: str) -> Tokenizer:
     found = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
     found.pre_tokenizer = RULES[rule]
+    if rule in _COMPOSING:
+        found.normalizer = normalizers.NFC()
     found.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -163,6 +169,9 @@ def test_what_is_beside_the_tokenizer() -> None:
     assert sampled["generation_config.json"] == {"eos_token_id": [1, 7]} | expected
     config = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": "{{ messages[0].content }}"}
     assert files["tokenizer_config.json"] == config
+    ended = tokenizer_files(told | {"tokenizer.ggml.add_eos_token": True}, "m.gguf")
+    assert ended["tokenizer_config.json"] == config | {"add_eos_token": True}
+    assert tokenizer_files(told | {"tokenizer.ggml.add_eos_token": False}, "m.gguf") == files
     # By its rule such a tokenizer begins with a token, if nothing else is said.
     assert made(told).encode("a").ids[0] == 0
     assert made(told | {"tokenizer.ggml.add_bos_token": False}).encode("a").ids[0] != 0

@@ -51,7 +51,7 @@ def mangled(rng: random.Random, whole: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("llama_llama3", "F32"), ("llama_llama3", "Q4_0"), ("llama_llama3", "Q8_0"), ("qwen2_moe", "Q4_0")],
+    [*[("llama_llama3", kind) for kind in ("F32", "Q4_0", "Q8_0", "IQ4_NL")], ("qwen2_moe", "Q4_0")],
 )
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_whatever_a_file_holds_is_read_or_refused(name: str, kind: str, count: int, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`chairlift check`: what it says of folders, and that it reads no weights and needs no torch."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,17 +13,20 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from support.encoder_factory import encoder_folder, judge_folder, sentence_folder
-from support.foreign_factory import foreign_folder
+from support.foreign_factory import foreign_folder, gemma3_folder
+from support.gguf_files import gguf_file
 from support.model_factory import edited_folder, model_folder
 from support.text_tokenizers import build
 from torch import Tensor
 
+from chairlift import check
 from chairlift.check import numbers_in
 from chairlift.cli import main
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.folders.tensor_files import count_numbers
 from chairlift.hub.cache import gigabytes
+from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.runner import DecoderRunner
 
 
@@ -55,12 +59,50 @@ def test_what_it_says_of_a_language_model_is_what_its_runner_finds(
     assert rows["free memory"].endswith("of this machine, for device cpu; a GPU's is not looked at")
 
 
+@pytest.mark.parametrize(("variant", "kept", "copied"), [("llama", 1, 0), ("llama_tied", 0, 0), ("gpt2", 1, 1)])
+def test_what_stays_in_16_bits_is_told(
+    variant: str, kept: int, copied: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An embedding, unless rows of the head are looked up; where it is centred, the head is a copy of it besides."""
+    rows = told(capsys, str(tokenized(tmp_path / "model", model_folder(variant))))
+    numbers = sum(tensor.numel() for tensor in _tensors(model_folder(variant)))
+    raw = json.loads((model_folder(variant) / "config.json").read_text())
+    embedding = raw["vocab_size"] * raw.get("hidden_size", raw.get("n_embd"))
+    others = numbers + (copied - kept) * embedding
+    assert f"{gigabytes(others + 2 * kept * embedding)} in int8" in rows["weights"]
+    assert f"{gigabytes(round(others * 9 / 16) + 2 * kept * embedding)} in int4" in rows["weights"]
+    runner = DecoderRunner(SequenceConfig(model=str(model_folder(variant)), dtype="bfloat16", quantization="int8"))
+    runner.load()
+    assert isinstance(runner.model, Decoder)
+    assert (runner.model.weights.embedding is not None) == bool(kept)
+
+
+def test_what_the_system_does_not_show_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder / "model.safetensors"))
+
+    folder = tokenized(tmp_path / "model", model_folder("llama"))
+    monkeypatch.setattr(check, "count_numbers", denied)
+    assert main(["check", str(folder)]) == 1
+    assert "model.safetensors can't be looked at: Permission denied" in capsys.readouterr().err
+    assert main(["check", "a" * 300]) == 1
+
+
 def test_what_it_says_of_a_language_model_that_reranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = judge_folder(tmp_path / "judge", tokenized(tmp_path / "model", model_folder("qwen3")), 7, 9)
     rows = told(capsys, str(folder))
     assert rows["model"] == "qwen3: scores pairs of texts"
     assert rows["score"] == "the logit of token 7 as the next one less that of 9"
     assert rows["pairs"] == "as chats of a query and a document, by the folder's chat template"
+
+
+def test_what_it_says_of_a_model_that_reads_images_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tokenized(tmp_path / "model", gemma3_folder(tmp_path / "bare", "4b"))
+    save_file({}, folder / "model.safetensors")
+    rows = told(capsys, str(folder))
+    assert (rows["model"], rows["positions"]) == ("gemma3: writes texts", "131,072")
 
 
 def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -126,6 +168,12 @@ def test_what_headers_say_is_counted(tmp_path: Path) -> None:
     }
     write_header(tmp_path / "model.safetensors", json.dumps(tensors).encode() + b"   ")
     assert count_numbers(tmp_path) == 6 + 40 + 14 + 1
+    for bits, in_word in ((8, 4), (2, 16)):
+        packed = {"quantization_config": {"quant_method": "gptq", "bits": bits}}
+        (tmp_path / "config.json").write_text(json.dumps(packed))
+        assert count_numbers(tmp_path) == 6 + 5 * in_word + 14 + 1
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "hqq"}}))
+    assert count_numbers(tmp_path) == 6 + 40 + 14 + 1
     write_header(tmp_path / "model.safetensors", b"{}", length=3)
     with pytest.raises(ConfigError, match="is no file of safetensors"):
         count_numbers(tmp_path)
@@ -152,9 +200,11 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 import sys
 from chairlift.cli import main
 assert main(["check", {str(tokenized(tmp_path / "model", model_folder("llama")))!r}]) == 0
+assert main(["check", {str(gguf_file("llama"))!r}]) == 0
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=env)
 
 
 def _tensors(folder: Path) -> list[Tensor]:
@@ -172,6 +222,21 @@ def _tensors(folder: Path) -> list[Tensor]:
         (4000, {"dtype": "float16", "quantization_config": {"quant_method": "gptq", "bits": 8}}, 4000),
         (4000, {"dtype": "bfloat16", "quantization_config": {"quant_method": "hqq"}}, 2000),
         (4000, {"quantization_config": "mxfp4"}, 1000),
+        # Embedding and head are not packed.
+        (8000, {"quantization_config": {"quant_method": "awq"}, "vocab_size": 100, "hidden_size": 10}, 1000 + 12000),
+        (
+            8000,
+            {"quantization_config": {"quant_method": "awq"}, "vocab_size": 100, "hidden_size": 10}
+            | {"tie_word_embeddings": False},
+            2000 + 8000,
+        ),
+        (
+            3400 + 4000,
+            {"quantization_config": {"quant_method": "mxfp4"}, "vocab_size": 100, "hidden_size": 10}
+            | {"tie_word_embeddings": False},
+            2000 + 6400,
+        ),
+        (100, {"quantization_config": {"quant_method": "awq"}, "vocab_size": 100, "hidden_size": 10}, 50),
     ],
 )
 def test_numbers_are_told_from_the_size_of_files(size: int, config: dict[str, Any], numbers: int) -> None:

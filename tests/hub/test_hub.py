@@ -29,6 +29,7 @@ from chairlift.errors import ConfigError, DownloadFailed, UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.hub import download
+from chairlift.hub.cache import HubCache
 from chairlift.hub.download import Hub
 from chairlift.hub.name import HubName, hub_name
 from chairlift.hub.wanted import HubFile, wanted_files
@@ -384,14 +385,26 @@ def test_no_room_is_noticed_before_anything_comes(hub: FakeHub, monkeypatch: pyt
     assert hub.downloads == []
 
 
-def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
-    def wanted(*names: str, file: str | None = None) -> list[str]:
-        return [each.name for each in wanted_files(HubName("o/m", file), [HubFile(name, 1) for name in names])]
+INDEX, MODULES = "model.safetensors.index.json", "modules.json"
 
+
+def wanted(*names: str, file: str | None = None, contents: dict[str, Any] | None = None) -> list[str]:
+    """Names of the files that a repository's model needs, whose index names all parts, or what it is said to hold."""
+    parts = [name for name in names if name.endswith(".safetensors")]
+    held = {INDEX: {"weight_map": {f"t{number}": name for number, name in enumerate(parts)}}} | (contents or {})
+    files = wanted_files(HubName("o/m", file), [HubFile(name, 1) for name in names], lambda file: held[file.name])
+    return [each.name for each in files]
+
+
+def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     with pytest.raises(UnsupportedModel, match=r"only pytorch_model\.bin, which can hold code.*save_file\("):
         wanted("config.json", "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match=r"no config\.json.*it has a\.gguf.*as o/m:a\.gguf"):
         wanted("a.gguf", "README.md")
+    with pytest.raises(UnsupportedModel, match=r"no model\.safetensors; it has a\.gguf, b\.onnx: .*as o/m:a\.gguf"):
+        wanted("config.json", "b.onnx", "a.gguf")
+    with pytest.raises(UnsupportedModel, match=r"no model\.safetensors, and no other weights"):
+        wanted("config.json", "README.md")
     with pytest.raises(UnsupportedModel, match=r"no file 'b\.onnx'; of its kind it has a\.onnx"):
         wanted("a.onnx", file="b.onnx")
     parts = [f"m/x-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
@@ -403,17 +416,17 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     with pytest.raises(UnsupportedModel, match=f"has '{parts[0]}', but not its other part '{parts[2]}'"):
         wanted(*parts[:2], file=parts[0])
     with pytest.raises(UnsupportedModel, match="2003 files, more than the 2000"):
-        wanted(
-            "config.json", "model.safetensors.index.json", *(f"model-{i:05}-of-02001.safetensors" for i in range(2001))
-        )
+        wanted("config.json", INDEX, *(f"model-{i:05}-of-02001.safetensors" for i in range(2001)))
     # Names that lead elsewhere are no files of a model.
     assert wanted("config.json", "model.safetensors", "../up.json", "/etc/x.json", "a\\b.json", ".hidden.json") == [
         "config.json",
         "model.safetensors",
     ]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    index = "model.safetensors.index.json"
-    assert wanted("config.json", index, *shards, "original/model.safetensors") == ["config.json", index, *shards]
+    named = {INDEX: {"weight_map": dict(zip("ab", shards, strict=True))}}
+    others = ["original/model.safetensors", "model-00003-of-00003.safetensors"]
+    assert wanted("config.json", INDEX, *shards, *others, contents=named) == ["config.json", INDEX, *shards]
+    assert wanted("config.json", *shards, others[0]) == ["config.json", *shards]
     for shards in (
         ["model-00001-of-000002.safetensors", "model-00002-of-000002.safetensors"],
         ["model-1-of-1.safetensors"],
@@ -421,7 +434,18 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
         ["model.safetensors-00001-of-00001.safetensors"],
         ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"],
     ):
-        assert wanted("config.json", index, *shards) == ["config.json", index, *shards]
+        assert wanted("config.json", *shards) == ["config.json", *shards]
+    # As LongCat has them: it is the index that counts.
+    parts = ["model_00001-of-00002.safetensors", "model_00002-of-00002.safetensors"]
+    assert wanted("config.json", INDEX, *parts) == ["config.json", INDEX, *parts]
+    for there, index, problem in (
+        (parts[:1], {"weight_map": {"a": parts[0], "b": parts[1]}}, f"names '{parts[1]}', which is no file"),
+        (["a.bin"], {"weight_map": {"a": "a.bin"}}, r"names 'a\.bin', which is no file of safetensors"),
+        (parts, [], "has no readable weight_map"),
+        (parts, {"weight_map": {"a": 1}}, "has no readable weight_map"),
+    ):
+        with pytest.raises(UnsupportedModel, match=problem):
+            wanted("config.json", INDEX, *there, contents={INDEX: index})
     templates = ["additional_chat_templates/tool_use.jinja", "chat_template.jinja"]
     others = ["additional_chat_templates/a/b.jinja", "other/tool_use.jinja"]
     assert wanted("config.json", *templates, *others, "model.safetensors") == [
@@ -430,12 +454,81 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
         "config.json",
         "model.safetensors",
     ]
-    modules = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
-    assert set(wanted("config.json", "model.safetensors", "vocab.txt", *modules, "2_Dense/pytorch_model.bin")) == {
-        *("config.json", "model.safetensors", "vocab.txt"),
-        *modules,
-    }
     assert wanted("a.onnx", "a.onnx_data", "b.onnx", file="a.onnx") == ["a.onnx_data", "a.onnx"]
+
+
+def test_what_modules_are_kept_in_is_said_by_their_list() -> None:
+    bare = ["config.json", "model.safetensors", "vocab.txt", MODULES]
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "head", "Normalize": "3_Normalize"}
+    listed = {MODULES: [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in paths.items()]}
+    own = ["1_Pooling/config.json", "head/config.json", "head/model.safetensors"]
+    there = [*bare, *own, "2_Other/config.json", "head/pytorch_model.bin"]
+    assert set(wanted(*there, contents=listed)) == {*bare, *own}
+    for lacking in own:
+        with pytest.raises(UnsupportedModel, match=rf"o/m has no '{lacking}', which a \w+ module needs"):
+            wanted(*(each for each in there if each != lacking), contents=listed)
+    for held in ({}, None, [1], [{"path": "1_Pooling"}], [{"type": "x.Pooling", "path": 1}]):
+        with pytest.raises(UnsupportedModel, match=r"modules\.json of o/m must be a list of modules"):
+            wanted(*there, contents={MODULES: held or 1})
+
+
+def test_the_index_is_downloaded_before_the_weights_it_names(hub: FakeHub, repo: FakeRepo) -> None:
+    weights, part = repo.files.pop("model.safetensors"), "model_00001-of-00001.safetensors"
+    repo.files |= {part: weights, INDEX: json.dumps({"weight_map": {"a": part, "b": "lost.safetensors"}}).encode()}
+    client, _ = said()
+    with pytest.raises(UnsupportedModel, match=r"index\.json of org/demo names 'lost\.safetensors', which is no file"):
+        client.fetch(NAME)
+    assert hub.downloads == [INDEX]
+    repo.files[INDEX] = json.dumps({"weight_map": {"a": part}}).encode()
+    repo.lies = {INDEX}
+    with pytest.raises(DownloadFailed, match=r"index\.json of org/demo came otherwise"):
+        client.fetch(NAME)
+    assert part not in hub.downloads
+    repo.lies = set()
+    kept = client.fetch(NAME)
+    assert (kept.path / part).read_bytes() == weights
+    repo.listed = {INDEX: {"size": 2**40}}
+    with pytest.raises(UnsupportedModel, match="has 1099511627776 bytes, more than the"):
+        client.fetch(NAME)
+
+
+def test_what_an_older_version_did_not_take_is_downloaded(hub: FakeHub, repo: FakeRepo) -> None:
+    client, _ = said()
+    kept = client.fetch(NAME)
+    (note,) = client.cache.folder.glob("models--*/chairlift/*.json")
+    noted = json.loads(note.read_text())
+    del noted["files"]["tokenizer_config.json"]
+    note.write_text(json.dumps(noted))
+    (kept.path / "tokenizer_config.json").unlink()
+    assert "tokenizer_config.json" not in Hub().cache.all()[0].files
+    again = client.fetch(NAME)
+    assert (again.path, again.files) == (kept.path, kept.files)
+    assert (kept.path / "tokenizer_config.json").read_bytes() == repo.files["tokenizer_config.json"]
+
+
+def test_what_the_system_does_not_show_is_told(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/cache/models--org--demo")
+
+    for method in ("find", "all", "remove"):
+        monkeypatch.setattr(HubCache, method, denied)
+    for command in (["pull", "org/demo"], ["list"], ["remove", "org/demo"], ["check", "org/demo"]):
+        assert main(command) == 1
+        assert "/cache/models--org--demo can't be looked at: Permission denied" in capsys.readouterr().err
+
+
+def test_check_guesses_the_memory_of_packed_weights(
+    hub: FakeHub, repo: FakeRepo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "org/demo"]) == 0
+    assert "about" not in capsys.readouterr().out
+    raw = json.loads(repo.files["config.json"]) | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    repo.files["config.json"], repo.commit = json.dumps(raw).encode(), "f" * 40
+    assert main(["check", "org/demo"]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["weights"].strip().startswith("about ")
 
 
 def test_settings_and_the_library_take_names(hub: FakeHub, tmp_path: Path) -> None:

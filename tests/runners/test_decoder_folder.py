@@ -22,6 +22,9 @@ from chairlift.runners.decoder.config import max_length, parse_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
+YARN = {"type": "yarn", "factor": 4.0}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -55,6 +58,7 @@ def test_old_and_new_forms_mean_the_same() -> None:
         {"type": "yarn", "factor": 4.0, "finetuned": True},
         {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96},
         {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 32, "truncate": False},
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "beta_slow": 0},
     ],
 )
 def test_rope_of_old_folders_equals_transformers(scaling: dict[str, Any] | None) -> None:
@@ -310,6 +314,17 @@ def test_defaults_of_head_dim() -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["full_attention"]),
         ({"rope_scaling": "linear"}, ["rope_scaling", "linear"]),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, ["factor", "number"]),
+        # Of these no frequencies could be made.
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, ["'factor' must be from 1e-09"]),
+        ({"rope_scaling": LLAMA3 | {"type": "llama3", "low_freq_factor": 0.0}}, ["'low_freq_factor' must be"]),
+        ({"rope_scaling": YARN | {"beta_fast": -1}}, ["'beta_fast' must be from", "got -1"]),
+        ({"rope_scaling": YARN | {"beta_slow": math.inf}}, ["'beta_slow' must be from"]),
+        ({"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": -7.2}}, ["'mscale_all_dim' must be from"]),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": -8}}, ["original_max_position_embeddings", "-8"]),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, ["'rope_theta' must be above 1 for 'yarn'"]),
+        ({"rope_theta": -1e4}, ["'rope_theta' must be above 0"]),
+        ({"rope_theta": math.nan}, ["'rope_theta' must be above 0"]),
+        ({"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}}, ["must be 2 or more for 'longrope'"]),
         ({"layer_types": ["chunked_attention"] * 2}, ["chunked_attention"]),
         ({"layer_types": ["full_attention"]}, ["layer_types", "num_hidden_layers"]),
         ({"layer_types": ["sliding_attention", "full_attention"]}, ["sliding_attention", "llama"]),

@@ -372,6 +372,10 @@ MODULE = """
             return batch
     class BadType(BadSize):
         max_batch_size = "many"
+    class Endless(Model):
+        max_wait_ms = float("inf")
+    class NoNumber(Model):
+        max_wait_ms = float("nan")
     class HalfSpecs(Model):
         inputs = [("x", "FP32", (1,))]
     class BadSpecs(Model):
@@ -412,6 +416,8 @@ def test_a_file_is_imported_under_its_own_name_and_finds_its_neighbours(folder: 
         ("json.py:NotMethod", "NotMethod.predict must be a method, not int"),
         ("json.py:BadSize", "BadSize.max_batch_size must be at least 1, got 0"),
         ("json.py:BadType", "BadType.max_batch_size: must be a whole number, got 'many'"),
+        ("json.py:Endless", "Endless.max_wait_ms must be a finite number, got inf"),
+        ("json.py:NoNumber", "NoNumber.max_wait_ms must be a finite number, got nan"),
         ("json.py:HalfSpecs", "declares only one of inputs and outputs"),
         ("json.py:BadSpecs", r"BadSpecs.inputs must be a list of .* data type 'FLOAT' is not one of BOOL"),
     ],

@@ -51,6 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
     "granite": ("granite", _GRANITE),
+    # As files of Granite 4 have one that is dense: with keys of states and of experts, and heads by layers.
+    "granite_4": ("granite", _GRANITE),
     "olmo2": ("olmo2", {}),
     # Only layers without a window are scaled.
     "olmo3": (
@@ -110,6 +112,8 @@ _PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gem
 _AS_ANOTHER = {"olmo3": "olmo2"}
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern")
+# The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
+_AS_BYTES_OF = {"IQ4_NL": "Q4_0"}
 
 
 @functools.cache
@@ -128,9 +132,13 @@ def plain_folder(name: str) -> Path:
 
 
 @functools.cache
-def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0) -> Path:
-    """The same model in a GGUF file, its matrices in a type of ggml; or the first of several with so many tensors."""
-    path = temporary_root() / f"{name}-{kind}{tensors_in_part or ''}.gguf"
+def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: int | None = None) -> Path:
+    """The same model in a GGUF file, its matrices in a type of ggml; or the first of several with so many tensors.
+
+    With a `pooling`, by llama.cpp's number, it is an embedder, and texts end with the end token.
+    """
+    pooled = "" if pooling is None else f"-pooled{pooling}"
+    path = temporary_root() / f"{name}-{kind}{pooled}{tensors_in_part or ''}.gguf"
     config = json.loads((plain_folder(name) / "config.json").read_text())
     arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
     arch = _AS_ANOTHER.get(arch, arch)
@@ -141,6 +149,11 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0) -> Path:
     _describe_rotation(writer, config.get("rope_parameters") or _PLAIN, name in _WITH_PATTERN)
     if name in _WITH_PATTERN:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if name == "granite_4":
+        _describe_as_hybrid(writer, config)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
+        writer.add_add_eos_token(True)
     add_words(writer, config["vocab_size"])
     for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
         new = names.get_name(own, try_suffixes=(".weight", ".bias"))
@@ -182,7 +195,8 @@ def add(writer: gguf.GGUFWriter, name: str, array: NDArray[np.float32], kind: st
     if kind in ("F32", "F16"):
         writer.add_tensor(name, array if kind == "F32" else array.astype(np.float16))
     else:
-        writer.add_tensor(name, gguf.quants.quantize(array, number), raw_dtype=number)
+        rounded = gguf.quants.quantize(array, gguf.GGMLQuantizationType[_AS_BYTES_OF.get(kind, kind)])
+        writer.add_tensor(name, rounded, raw_dtype=number)
 
 
 def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -215,6 +229,16 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for field, write in optional.items():
         if config.get(field):
             write(config[field])
+
+
+def _describe_as_hybrid(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_head_count_kv([config["num_key_value_heads"]] * config["num_hidden_layers"])
+    writer.add_expert_count(0)
+    writer.add_expert_used_count(0)
+    writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(128)
+    writer.add_rope_scaling_finetuned(True)
 
 
 def _describe_rotation(writer: gguf.GGUFWriter, rope: dict[str, Any], with_windows: bool) -> None:

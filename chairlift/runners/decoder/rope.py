@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from chairlift.errors import UnsupportedModel
+from chairlift.errors import UnsupportedModel, clip
 from chairlift.folders.model_json import optional_object, positive_size
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ _KEYS = {
 _ALIASES = {"su": "longrope"}
 _LISTS = ("short_factor", "long_factor")
 _ORIGINAL, _POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
+# What is divided by, or is in a logarithm, lies between these; of some 0 is the same as nothing.
+_LEAST, _MOST = 1e-9, 1e12
+_BOUNDED = ("factor", "low_freq_factor", "high_freq_factor")
+_BOUNDED_OR_0 = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _REQUIRED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
@@ -82,6 +86,7 @@ class RopeConfig:
         told = raw.get(_ORIGINAL) or values.get(_ORIGINAL)
         original = told or max_positions
         _check_values(kind, values)
+        _check_lengths(kind, theta, int(original))
         if told and kind in ("yarn", "linear") and values.get("factor"):
             # Model cards have the scaling added to a config whose length stays as it was.
             reached = {_POSITIONS: int(int(told) * values["factor"])}
@@ -149,11 +154,25 @@ def _check_values(kind: str, values: Mapping[str, Any]) -> None:
         numbers = value if name in _LISTS and isinstance(value, list) else [value]
         if not all(isinstance(number, (int, float)) for number in numbers):
             raise UnsupportedModel(f"RoPE parameter {name!r} must be a number, got {str(value)[:80]}")
+        is_bounded = name in _BOUNDED or (name in _BOUNDED_OR_0 and value != 0)
+        if is_bounded and not _LEAST <= value <= _MOST:
+            allowed = f"from {_LEAST:g} to {_MOST:g}"
+            raise UnsupportedModel(f"RoPE parameter {name!r} must be {allowed}, got {clip(repr(value), 80)}")
     if values.get("extrapolation_factor", 1) != 1:
         given = values["extrapolation_factor"]
         raise UnsupportedModel(f"RoPE parameter 'extrapolation_factor' = {given!r} is not supported, only 1 is")
     if "attention_factor" in values and values.get("attn_factor", 1) != 1:
         raise UnsupportedModel("RoPE parameter 'attn_factor' is not supported beside 'attention_factor'")
+
+
+def _check_lengths(kind: str, theta: float, original: int) -> None:
+    """Raise UnsupportedModel for a base, or a length before scaling, of which this kind can't make frequencies."""
+    least = 1 if kind == "yarn" else 0
+    if not least < theta < math.inf:
+        raise UnsupportedModel(f"RoPE parameter 'rope_theta' must be above {least} for {kind!r}, got {theta!r}")
+    shortest = 2 if kind == "longrope" else 1
+    if original < shortest:
+        raise UnsupportedModel(f"RoPE parameter {_ORIGINAL!r} must be {shortest} or more for {kind!r}, got {original}")
 
 
 def _share(given: Any, default: float | None) -> float:
