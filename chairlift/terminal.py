@@ -83,13 +83,14 @@ class ChatEndpoint(NamedTuple):
     @classmethod
     def at(cls, url: str, key: str | None) -> "ChatEndpoint":
         """That of a server. Raises InvalidRequest if it is no URL of one."""
-        parts = urlsplit(url)
+        wrong = InvalidRequest(f"{url!r} is not like {DEFAULT_URL}")
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise InvalidRequest(f"{url!r} is not like {DEFAULT_URL}")
+            raise wrong from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise wrong
         path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         return cls(parts.scheme == "https", parts.hostname, port, path, headers)
@@ -98,14 +99,16 @@ class ChatEndpoint(NamedTuple):
         """The deltas of an answer as they come. Raises Unavailable, or RequestFailed with what the server says."""
         with self._answer("POST", "/chat/completions", json.dumps({**body, "stream": True}), None) as answer:
             for line in answer:
-                event = line.strip().removeprefix(b"data: ")
+                # What else there is are blank lines, and comments by which a server says that it is still there.
+                if not line.startswith(b"data:"):
+                    continue
+                event = line[5:].strip()
                 if event == b"[DONE]":
                     return
-                if event:
-                    made = json.loads(event)
-                    if "error" in made:
-                        raise RequestFailed(_told(event, 200))
-                    yield from (choice["delta"] for choice in made["choices"])
+                made = json.loads(event)
+                if "error" in made:
+                    raise RequestFailed(_told(event, 200))
+                yield from (choice["delta"] for choice in made["choices"])
             # The library takes the end of a connection for the end of an answer.
             raise Unavailable(f"the answer of {self.host} broke off")
 

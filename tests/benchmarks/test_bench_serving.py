@@ -52,7 +52,7 @@ def only(fake: FakeServer) -> Outcome:
 
 
 def test_usage_counts_tokens_where_an_event_carries_several(fake: FakeServer) -> None:
-    fake.pieces = [event("a") + event("bc"), event(""), usage(7) + END]
+    fake.pieces = [b": waiting\n", event("a") + event("bc"), event(""), usage(7) + END]
     outcome = only(fake)
     assert (outcome.tokens, len(outcome.times), outcome.error) == (7, 2, None)
     assert outcome.due <= outcome.sent <= outcome.times[0] <= outcome.times[1] <= outcome.ended

@@ -341,6 +341,20 @@ def test_who_waits_is_told_when_and_who_runs_when_it_ends() -> None:
     assert told[fourth].first == ForeseenMoment(pytest.approx(3.1))
 
 
+@pytest.mark.parametrize(("order", "fields"), [("arrival", {"priority": -100}), ("shortest", {})])
+def test_a_slot_in_which_a_prompt_is_computed_is_nobodys_whoever_goes_first(order: str, fields: dict[str, Any]) -> None:
+    front = Front(target=None, name=order)
+    front.run(31)
+    (reading,) = front.come(9)
+    front.shedder.moved([reading], [])
+    (first,) = front.come(5, **fields)
+    told = front.shedder.foresee([first, reading], front.now)
+    # Its last token of 9 is in the 9th step: only then there is a slot.
+    assert told[reading].first == ForeseenMoment(pytest.approx(0.1))
+    assert told[first].start == ForeseenMoment(pytest.approx(0.9))
+    assert told[first].first == ForeseenMoment(pytest.approx(1.0))
+
+
 def test_nothing_is_told_before_it_is_known() -> None:
     front = Front(target=None, cost=None)
     (name,) = front.come(5)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,7 +130,7 @@ def test_reasoning_is_dimmed_in_a_terminal(lines: Callable[..., list[str]], monk
 def test_addresses() -> None:
     assert ChatEndpoint.at("http://a:1/v1/", None).path == "/v1"
     assert ChatEndpoint.at("https://a/llm", "k").headers["Authorization"] == "Bearer k"
-    for wrong in ("ftp://a", "http://", "http://a:b"):
+    for wrong in ("ftp://a", "http://", "http://a:b", "http://[::1"):
         with pytest.raises(InvalidRequest, match="is not like"):
             ChatEndpoint.at(wrong, None)
     with pytest.raises(Unavailable, match="starts a server"):
@@ -177,6 +178,10 @@ def breaking() -> Iterator[Callable[[bytes], ChatEndpoint]]:
                     asking.recv(65536)
                     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
                     asking.sendall(head + b"%x\r\n%s\r\n" % (len(part), part))
+                    # What is left unread when a connection is closed would reset it.
+                    asking.shutdown(socket.SHUT_WR)
+                    while asking.recv(65536):
+                        pass
 
             thread = threading.Thread(target=answer)
             thread.start()
@@ -187,7 +192,7 @@ def breaking() -> Iterator[Callable[[bytes], ChatEndpoint]]:
 
 
 def test_an_answer_that_breaks_off_is_no_whole_one(breaking: Callable[[bytes], ChatEndpoint], lines: Any) -> None:
-    endpoint = breaking(b'data: {"choices":[{"delta":{"reasoning":"let me"}}]}\n\n')
+    endpoint = breaking(b': waiting\ndata: {"choices":[{"delta":{"reasoning":"let me"}}]}\n\n')
     lines("Hello!")
     out = io.StringIO()
     talk = Talk(endpoint, {}, None, out, is_terminal=True)
@@ -215,6 +220,20 @@ def test_an_own_server_is_the_installed_one(tmp_path: Path, monkeypatch: pytest.
     with own_server("m") as server:
         assert server.url == "http://127.0.0.1:1"
     assert (tmp_path / "arguments").read_text().startswith("-P -m chairlift.cli serve m ")
+
+
+@pytest.mark.processes
+def test_what_an_own_server_prints_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, printed = tmp_path / "python", tmp_path / "printed"
+    said = "Chairlift loads m at http://127.0.0.1:1/v1\nChairlift serves m, ready"
+    python.write_text(f'#!/bin/sh\necho "{said}"\nhead -c 1000000 /dev/urandom\ntouch {printed}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with own_server("m"):
+        deadline = time.monotonic() + 20
+        while not printed.exists():
+            assert time.monotonic() < deadline, "it waits for somebody to read what it prints"
+            time.sleep(0.01)
 
 
 def test_what_the_terminal_has_no_sign_for_is_printed_as_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import time
 import pytest
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, SamplingParams
-from chairlift.engine.sequences.client import Stream, Updates
+from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob
+from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import SequenceUpdate
-from chairlift.errors import ChairliftError, InvalidRequest, RequestFailed, Unavailable
+from chairlift.engine.sequences.updates import MOST_AT_ONCE, Updates
+from chairlift.errors import ChairliftError, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
 
 def make_stream(name: str = "a") -> Stream:
@@ -139,6 +140,53 @@ def test_what_goes_wrong_at_once_is_raised_where_the_stream_is_read() -> None:
         stream.push(update(1))
         with pytest.raises(RuntimeError, match="a mistake"):
             await waiting
+
+    asyncio.run(go())
+
+
+def test_of_much_that_has_come_some_is_read_at_a_time_and_of_each_stream() -> None:
+    async def go() -> None:
+        first, second = make_stream("a"), make_stream("b")
+        updates = Updates([first, second])
+        for number in range(MOST_AT_ONCE + 10):
+            first.push(update(number))
+        second.push(update(1))
+        first.close(Unavailable("it broke"))
+        assert tokens_of(await anext(updates)) == [(0, [number]) for number in range(MOST_AT_ONCE)]
+        others: list[str] = []
+        asyncio.get_running_loop().call_soon(others.append, "ran")
+        left = [(0, [MOST_AT_ONCE + number]) for number in range(10)]
+        assert tokens_of(await anext(updates)) == [(1, [1]), *left]
+        assert others == ["ran"], "who has much to read leaves room for others"
+        with pytest.raises(Unavailable, match="it broke"):
+            await anext(updates)
+
+    asyncio.run(go())
+
+
+def test_who_leaves_too_much_unread_gets_no_more() -> None:
+    async def go() -> None:
+        streams = [make_stream(name) for name in "ab"]
+        updates = Updates(streams, most_unread=10_000)
+        waiting = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        for _ in range(1000):
+            streams[0].push(update(1))
+        assert len(await waiting) == MOST_AT_ONCE, "whoever waits takes all that comes"
+        while streams[0].updates:
+            await anext(updates)
+        large = update(2)
+        large.logprobs = [TokenLogprob(2, -0.5, 1, [(2, -0.5)] * 20)] * 100
+        streams[1].push(large)
+        assert tokens_of(await anext(updates)) == [(1, [2])], "one may be as large as it is"
+        streams[0].push(update(3))
+        for _ in range(3):
+            streams[1].push(update(4, end=FinishReason.LENGTH))
+        assert [stream.done for stream in streams] == [False, True]
+        streams[0].push(large)
+        assert [(stream.done, stream.updates) for stream in streams] == [(True, []), (True, [])]
+        with pytest.raises(QueueFull, match="more than 10000 bytes of its stream unread"):
+            await anext(updates)
 
     asyncio.run(go())
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -21,12 +22,14 @@ from support.model_factory import model_folder
 from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request, SamplingParams
 from chairlift.engine.lifeline import HEARTBEAT_S
 from chairlift.engine.sequences import messages
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.messages import Add, EngineStats, StepOutput
+from chairlift.engine.sequences.messages import Add, EngineStats, SequenceUpdate, StepOutput
+from chairlift.engine.sequences.updates import Updates
 from chairlift.engine.sequences.worker import SequenceWorker
 from chairlift.engine.supervisor import Supervisor
 from chairlift.engine.watch import Watch
@@ -157,6 +160,62 @@ def test_however_many_messages_come_the_next_step_does_not_wait_for_all_of_them(
             assert added == [each.id for each in sent[:taken]]
 
 
+def test_who_comes_and_goes_while_another_model_computes_is_told_once() -> None:
+    class Waiting:
+        """An engine whose turn never comes."""
+
+        longest_step, only_background = 0.1, False
+
+        def __init__(self) -> None:
+            self.here: list[str] = []
+
+        @property
+        def num_unfinished(self) -> int:
+            return len(self.here)
+
+        def clock(self) -> float:
+            return time.monotonic()
+
+        def add(self, added: Request) -> None:
+            self.here.append(added.id)
+
+        def abort(self, ids: list[str]) -> None:
+            self.here = [each for each in self.here if each not in ids]
+
+        def stats(self) -> EngineStats:
+            return EngineStats(waiting=len(self.here))
+
+    line = SimpleNamespace(overdue=None, phase=0, sent=0)
+    decoder = msgspec.msgpack.Decoder(messages.SequencesToFront)
+    first, second = request(5), request(5)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as far, context.socket(zmq.PAIR) as front:
+        far.bind("inproc://messages")
+        front.connect("inproc://messages")
+        front.setsockopt(zmq.RCVTIMEO, 20_000)
+        worker = SequenceWorker(Waiting(), far, line, 30.0, shares_machine=True)  # type: ignore[arg-type]
+        running = threading.Thread(target=worker.run)
+        running.start()
+
+        def said() -> Any:
+            return decoder.decode(front.recv())
+
+        def send(message: messages.SequencesToWorker) -> None:
+            front.send(msgspec.msgpack.encode(message))
+
+        send(Add(first))
+        assert isinstance(said(), messages.TurnWanted)
+        assert said().stats.waiting == 1
+        # This is no news.
+        send(messages.TurnAsked(live=True))
+        send(Add(second))
+        assert said().stats.waiting == 2
+        send(messages.Abort([first.id]))
+        assert said().stats.waiting == 1
+        send(messages.Shutdown())
+        running.join(20)
+        assert line.sent == 4
+
+
 def test_what_a_step_should_take_follows_from_loading_and_from_who_runs() -> None:
     class Slow(DecoderRunner):
         def warm_up(self) -> None:
@@ -256,6 +315,35 @@ def test_the_engine_counts_whom_it_takes_in() -> None:
     with pytest.raises(ValueError, match="maximum context length"):
         engine.add(request(500))
     assert engine.stats().added == 2
+
+
+def test_a_step_with_too_much_for_one_reader_is_taken_in_for_all_others() -> None:
+    client = Ready()
+    streams = client.submit(*(request(number) for number in range(5, 8)))
+    other = client.submit(request(8))[0]
+    updates = Updates(streams, most_unread=1000)
+
+    def step(*ended: FinishReason | None) -> None:
+        everybody = zip((*streams, other), (*ended, None), strict=True)
+        found = [SequenceUpdate(stream.request.id, [1], reason) for stream, reason in everybody]
+        client._take_step(StepOutput(found, EngineStats(added=4)))
+
+    async def go() -> None:
+        reading = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        step(None, None, None)
+        assert len(await reading) == 3
+        # The third is too much for the first, and ends with that very update.
+        step(None, None, FinishReason.LENGTH)
+        assert client.num_unfinished == 1
+        aborted = [msgspec.msgpack.decode(frames[0], type=messages.SequencesToWorker) for frames in client.sent[4:]]
+        assert aborted == [messages.Abort([stream.request.id]) for stream in streams[:2]]
+        step(None, None, None)
+        assert [len(stream.updates) for stream in (*streams, other)] == [0, 0, 0, 3]
+        with pytest.raises(QueueFull, match="unread"):
+            await anext(updates)
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize(("parties", "alone"), [([3], True), ([1, 1], False)])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import msgspec
 import pytest
 from anthropic.types import Message
 from support.items_harness import Listening, listening
@@ -242,13 +243,30 @@ def test_thoughts_and_calls_as_a_model_writes_them() -> None:
 
 def test_thoughts_can_be_left_out(marked: Marked) -> None:
     thinking = {"type": "enabled", "budget_tokens": 7, "display": "omitted"}
-    made = ask(speaking(Front(replying("~so~ok"))), thinking=thinking).json()
+    front = speaking(Front(replying("~so~ok")))
+    front.service.model_dialect = msgspec.structs.replace(front.service.model_dialect, tokens={"</think>": 9})
+    made = ask(front, thinking=thinking).json()
     assert made["content"][0]["thinking"] == ""
     assert made["content"][1] == {"type": "text", "text": "ok"}
     streamed = ask(Front(replying("~so~ok")), thinking=thinking, stream=True)
     assert b"thinking_delta" not in streamed.body
     assert b"signature_delta" in streamed.body
     assert (marked.opened[0].thinking, marked.opened[0].thinking_tokens) == (True, 7)
+
+
+def test_a_budget_is_a_hint_where_the_reasoning_can_not_be_bounded() -> None:
+    for more in ({}, {"tools": [TOOL]}):
+        front = speaking(Front(replying("ok")))
+        answer = ask(front, thinking={"type": "enabled", "budget_tokens": 7}, **more)
+        assert answer.status == 200, answer.body
+
+
+def test_a_field_that_was_sent_is_named_where_reasoning_can_not_be_turned_off() -> None:
+    front = speaking(Front(replying("ok")))
+    turns = [*ASK, {"role": "assistant", "content": "<think>"}]
+    refused = ask(front, messages=turns, thinking={"type": "disabled"})
+    assert refused.status == 400, refused.body
+    assert error(refused)["message"].startswith("thinking: the reasoning can't be bounded: its end")
 
 
 def test_what_a_conversation_gets(marked: Marked) -> None:
@@ -260,6 +278,8 @@ def test_what_a_conversation_gets(marked: Marked) -> None:
         messages=[
             {"role": "user", "content": "a"},
             {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "d", "cache_control": {"type": "x"}}]},
+            {"role": "user", "content": "e"},
         ],
         tools=[TOOL | {"strict": True, "cache_control": None}],
         tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True},
@@ -274,7 +294,12 @@ def test_what_a_conversation_gets(marked: Marked) -> None:
     )
     assert answer.status == 200, answer.body
     (made,) = marked.opened
-    assert made.messages == [{"role": "system", "content": "be\nok"}, {"role": "user", "content": "a\nb\nc"}]
+    assert made.messages == [
+        {"role": "system", "content": "be\nok"},
+        {"role": "user", "content": "a\nb\nc"},
+        {"role": "assistant", "content": "", "reasoning_content": "d"},
+        {"role": "user", "content": "e"},
+    ]
     (tool,) = made.tools
     assert (tool.name, tool.description, tool.parameters, tool.strict) == ("add", "Adds.", {"type": "object"}, True)
     assert (made.tool_choice.mode, made.tool_choice.name, made.parallel_tool_calls) == ("required", "add", False)
@@ -286,10 +311,12 @@ def test_what_a_conversation_gets(marked: Marked) -> None:
 def test_an_answers_form_is_a_grammar() -> None:
     front = Front(replying("ok"))
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    assert ask(front, output_config={"format": {"type": "json_schema", "schema": schema}}).status == 200
+    form = {"type": "json_schema", "schema": schema}
+    assert ask(front, output_config={"format": form}).status == 200
+    assert ask(front, output_format=form, output_config={"effort": "low"}).status == 200
     assert ask(front).status == 200
-    first, second = [request.grammar for request in front.client.requests]
-    assert (first, second) == (schema_grammar(schema, "x"), None)
+    grammar = schema_grammar(schema, "x")
+    assert [request.grammar for request in front.client.requests] == [grammar, grammar, None]
 
 
 @pytest.mark.parametrize(("given", "mode"), [("auto", "auto"), ("any", "required"), ("none", "none")])
@@ -301,6 +328,7 @@ def test_tool_choices(given: str, mode: str, marked: Marked) -> None:
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 USE = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
@@ -350,6 +378,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_object", "schema": {}}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_format": {"type": "json_object", "schema": {}}}, "output_format.type"),
+        ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format and output_config.format"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),

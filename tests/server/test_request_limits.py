@@ -282,3 +282,23 @@ def test_prompts_that_are_echoed_count_where_they_are_made_text(
             assert max(sizes) < 200 or size
 
     run(go)
+
+
+@pytest.mark.parametrize(("prompts", "inline"), [(1, True), (4, False)])
+def test_the_events_of_many_samples_are_made_off_the_loop(
+    prompts: int, inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    async def watched(size: int, work: Callable[[], Any]) -> Any:
+        sizes.append(size)
+        return await off_loop(size, work)
+
+    monkeypatch.setattr(answers, "off_loop", watched)
+
+    async def go() -> None:
+        answer = await Front().complete(prompt=["hello"] * prompts, n=64, stream=True, max_tokens=1)
+        assert len(answer.events()) == 64 * prompts
+        assert (max(sizes) <= INLINE_SIZE) == inline
+
+    run(go)

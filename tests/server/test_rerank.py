@@ -98,6 +98,13 @@ def test_long_documents_are_cut(server: Listening) -> None:
     short = post(server, "/v1/rerank", query=QUERY, documents=[long], max_tokens_per_doc=3).json()
     assert short["usage"]["total_tokens"] == len(pair_of(QUERY, "").token_ids) + 3
     assert post(server, "/v1/rerank", query=long, documents=[long]).json()["usage"]["total_tokens"] == MAX_TOKENS
+    for more, tokens in (
+        ({"truncate_prompt_tokens": -1}, MAX_TOKENS),
+        ({"truncate_prompt_tokens": 20}, 20),
+        ({"truncate_prompt_tokens": 20, "max_tokens_per_doc": 3}, len(pair_of(QUERY, "").token_ids) + 3),
+    ):
+        made = post(server, "/v1/rerank", query=QUERY, documents=[long], **more).json()
+        assert made["usage"]["total_tokens"] == tokens
 
 
 @pytest.mark.parametrize(
@@ -113,6 +120,8 @@ def test_long_documents_are_cut(server: Listening) -> None:
         ({"documents": [dict.fromkeys("abc", "x")], "rank_fields": [str(i) for i in range(65)]}, "rank_fields"),
         ({"top_n": 0}, "top_n"),
         ({"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": MAX_TOKENS + 1}, "truncate_prompt_tokens"),
         ({"max_chunks_per_doc": 10}, "max_chunks_per_doc"),
         ({"relevant_spans": {}}, "relevant_spans"),
         ({"wrong": 1}, "wrong"),

@@ -20,6 +20,7 @@ from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
 from chairlift.jobs.records import usage_of
+from chairlift.server.http import part_sender
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.model_dialect import ModelDialect
@@ -222,6 +223,26 @@ def test_an_error_in_a_stream_fails_the_response() -> None:
     run(go)
 
 
+def test_an_error_of_one_that_was_told_to_wait_follows_its_creation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_sender, "WAITING_S", 0.001)
+
+    async def go() -> None:
+        front, answer = Front(FakeClient(manual=True)), Answer()
+        body = {"input": "hi", "stream": True}
+        asked = asyncio.create_task(front.post("/v1/responses", body, answer=answer))
+        while not answer.writes:
+            await asyncio.sleep(0)
+        front.client.streams[0].give_up(RequestFailed("it broke"))
+        await asked
+        events = events_of(answer.body.replace(b": waiting\n", b""))
+        assert [event["type"] for event in events] == ["response.created", "response.failed"]
+        assert [event["sequence_number"] for event in events] == [0, 1]
+        assert events[0]["response"]["id"] == events[1]["response"]["id"]
+        assert (await get(front, events[1]["response"]["id"])).json()["status"] == "failed"
+
+    run(go)
+
+
 def test_an_error_before_a_stream_is_an_ordinary_one() -> None:
     front = Front(FakeClient([1]))
     front.client.refusal = full(2.0)
@@ -396,11 +417,16 @@ def test_hints_are_taken() -> None:
         "service_tier": "flex",
         "safety_identifier": "x",
         "prompt_cache_retention": "24h",
+        "client_metadata": {"x-codex-installation-id": "x"},
+        "access_programs": ["x"],
         "max_tool_calls": 3,
         "top_logprobs": 0,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
     }
-    assert ask(stream=True, stream_options={"include_obfuscation": False}, **hints).status == 200
+    options = {"include_obfuscation": False, "include_usage": True}
+    answer = ask(stream=True, stream_options=options, **hints)
+    assert answer.status == 200, answer.body
+    assert events_of(answer.body)[-1]["response"]["usage"]["output_tokens"] > 0
 
 
 IMAGE = {"type": "input_image", "image_url": "x"}
@@ -460,6 +486,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": False}}, "stream_options.include_usage"),
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 101}, "temperature"),

@@ -128,6 +128,15 @@ def test_echo_alone_scores_the_prompt() -> None:
     assert made["usage"]["completion_tokens"] == 0
 
 
+def test_the_newer_name_of_max_tokens_wins() -> None:
+    for ask in (complete, chat):
+        assert ask(max_tokens=5, max_completion_tokens=2).json()["usage"]["completion_tokens"] == 2
+        refused = ask(max_completion_tokens=-1).error
+        assert refused["message"] == "max_completion_tokens must be at least 1, got -1"
+    assert complete(echo=True, max_tokens=5, max_completion_tokens=0).json()["usage"]["completion_tokens"] == 0
+    assert complete(max_completion_tokens=0).error["param"] == "max_completion_tokens"
+
+
 @pytest.mark.parametrize(("skip", "text"), [(False, "<s>hello<|end|>"), (True, "hello"), (None, "hello")])
 def test_echo_of_ids_shows_special_tokens_where_answers_do(skip: bool | None, text: str) -> None:
     ids = Front().tokenizer.encode("<s>hello<|end|>")

@@ -140,9 +140,13 @@ def test_samples_are_read_apart() -> None:
     assert len(ids) == 4
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma", "harmony"])
+@pytest.mark.parametrize("name", ["mistral", "gemma", "harmony", "lfm2", "granite", "command"])
 def test_markers_that_are_special_tokens_are_seen(name: str) -> None:
     written = {
+        "lfm2": "<|tool_call_start|>[now()]<|tool_call_end|>",
+        "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
+        "command": "<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
         "mistral": '[TOOL_CALLS] [{"name": "now", "arguments": {}}]',
         "gemma": "<|tool_call>call:now{}<tool_call|>",
         "harmony": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.now "
@@ -152,7 +156,28 @@ def test_markers_that_are_special_tokens_are_seen(name: str) -> None:
     found = choice(answer)["message"]
     assert [call["function"] for call in found["tool_calls"]] == [{"name": "now", "arguments": "{}"}]
     assert found["content"] is None
-    assert found.get("reasoning_content") == ("hm" if name == "harmony" else None)
+    assert found.get("reasoning_content") == ("hm" if name in ("harmony", "command") else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("parallel", "calls", "content"), [(True, 2, "So:"), (False, 1, "So:<function=now>")])
+def test_a_call_without_its_first_tag_is_a_call(stream: bool, parallel: bool, calls: int, content: str) -> None:
+    said = "So:\n<function=now>\n</function>\n</tool_call>\n<function=now>\n</function>"
+    _, answer = chat(said, "qwen_xml", tools=SENT, stream=stream, parallel_tool_calls=parallel)
+    message = put_together(answer) if stream else choice(answer)["message"]
+    assert len(message["tool_calls"]) == calls
+    assert message["content"].startswith(content)
+    end = answer.events()[-1]["choices"][0] if stream else choice(answer)
+    assert end["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [None, SENT])
+def test_markers_around_an_answer_are_not_of_it(stream: bool, tools: Any) -> None:
+    said = "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"
+    _, answer = chat(said, "command", tools=tools, stream=stream)
+    message = put_together(answer) if stream else choice(answer)["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Yes.", "hm")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -364,6 +389,31 @@ def test_what_can_not_be_kept_to_is_refused_by_name(source: str | None, body: An
     assert said in answer.error["message"]
 
 
+OPENED = template("hermes").replace("{{ '<bot>' }}{%- endif %}", "{{ '<bot><think>\\n' }}{%- endif %}")
+
+
+@pytest.mark.parametrize(
+    ("source", "body", "param"),
+    [
+        (None, {"thinking_token_budget": 5}, "thinking_token_budget"),
+        (None, {"thinking_token_budget": 5, "tools": SENT}, "thinking_token_budget"),
+        (OPENED, {"enable_thinking": False}, "enable_thinking"),
+        (OPENED, {"reasoning_effort": "none"}, "reasoning_effort"),
+    ],
+)
+def test_reasoning_that_can_not_be_bounded_is_refused_by_the_field_that_was_sent(
+    source: str | None, body: Any, param: str
+) -> None:
+    async def ask() -> Answer:
+        made = front("x", source=source)
+        made.service.model_dialect = msgspec.structs.replace(made.service.model_dialect, tokens={})
+        return await made.chat(max_tokens=5, **body)
+
+    answer = asyncio.run(ask())
+    assert (answer.status, answer.error["param"]) == (400, param), answer.body
+    assert answer.error["message"].startswith(f"{param}: the reasoning can't be bounded")
+
+
 def test_a_model_that_does_not_reason_takes_an_effort_as_a_hint() -> None:
     made, answer = chat("hello", source=NO_TOOLS, reasoning_effort="high")
     assert choice(answer)["message"]["content"] == "hello"
@@ -432,6 +482,25 @@ def test_calls_in_the_conversation_are_written_as_the_template_writes_them() -> 
     assert f"<bot><think>\nhm\n</think>\n\n{call}<end>" in history("hermes")
     assert 'f\n```json\n{"city": "Paris"}\n```' in history("deepseek")
     assert "<|channel|>analysis<|message|>hm<|end|>" in history("harmony")
+    written = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"city": "Paris"}}\n]'
+    assert f"<|START_THINKING|>hm<|END_THINKING|>{written}<|END_ACTION|><end>" in history("command")
+    assert '<bot><|tool_call_start|>[f(city="Paris")]<|tool_call_end|><end>' in history("lfm2")
+
+
+def test_calls_in_the_conversation_are_text_where_the_template_has_no_place_for_them() -> None:
+    call = '<|tool_call|>[{"name": "f", "arguments": {"city": "Paris"}}]'
+    assert f"<bot>{call}<end>" in history("granite")
+    assert f"<bot>{call}<|/tool_call|><end>" in history("phi")
+
+
+@pytest.mark.parametrize("field", ["tool_plan", "thinking"])
+def test_templates_have_names_of_their_own_for_the_reasoning(field: str) -> None:
+    source = template("command").replace("reasoning_content", field)
+    message = {"role": "assistant", "content": "Yes.", "reasoning": "hm"}
+    made, answer = chat("x", "command", source=source, messages=[message])
+    assert answer.status == 200, answer.body
+    prompt = made.tokenizer.decode(made.client.requests[0].prompt_ids, skip_special_tokens=False)
+    assert "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>" in prompt
 
 
 def test_a_reply_of_gpt_oss_with_all_its_parts_can_be_sent_back() -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncGenerator
 
-from chairlift.engine.sequences.client import Stream, Updates
+from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import SequenceUpdate
+from chairlift.engine.sequences.updates import Updates
 
 
 async def updates_of(stream: Stream) -> AsyncGenerator[SequenceUpdate, None]:

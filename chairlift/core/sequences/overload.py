@@ -110,15 +110,10 @@ class _Live:
         self.foreseen: tuple[float, float] | None = None
         self.since: int | None = None  # the step of the first token
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether anything can end it before it has all tokens that it may have."""
-        return bool(self.request.stop_ids or self.request.params.stop_strings)
-
     def length(self, curve: LengthCurve, made: int, share: float) -> int:
         """Tokens that it will have; all that it may have, if nothing can end it before."""
         request = self.request
-        if not self.may_stop:
+        if not self.request.may_stop:
             return request.max_tokens
         least = max(made, request.params.min_tokens - 1)
         return max(min(int(curve.length(least, share)), request.max_tokens), made + 1)
@@ -263,8 +258,8 @@ class LoadShedder:
     def foresee(self, request_ids: Collection[str], now: float) -> dict[str, Foreseen]:
         """Say what is expected of live requests, for a person who asks; those far back in the queue are missing.
 
-        What comes of it is learned from, as nothing else is without a target. Takes O(slots), and O(log slots) for each
-        of the first in the queue.
+        What comes of it is learned from, as nothing else is without a target. Takes O(live requests), and O(log slots)
+        for each of the first in the queue.
         """
         if self.limits is None or self.cost is None:
             return {}
@@ -278,7 +273,9 @@ class LoadShedder:
                 found[request_id] = Foreseen(end=end)
             elif live is not None:
                 waiting.add(request_id)
-        for live in self._waiting[:_MOST_FORESEEN]:
+        # As in `_look_ahead`: who has a slot keeps it, whoever goes before it in the queue.
+        begun = [live for live in self._waiting if live.begun]
+        for live in (*begun, *(live for live in self._waiting[:_MOST_FORESEEN] if not live.begun)):
             if not waiting:
                 break
             expected = self._admit(forecast, live)
@@ -302,7 +299,7 @@ class LoadShedder:
 
     def _foreseen_end(self, live: _Live, last: ForeseenMoment, pace: float, made: int) -> ForeseenMoment | None:
         """When a request ends that has so many tokens at the moment `last`; None before lengths are known."""
-        if live.may_stop and self.lengths.all.num_observed < _LEAST_ENDS:
+        if live.request.may_stop and self.lengths.all.num_observed < _LEAST_ENDS:
             return None
         curve = self.lengths.of(live.group)
 
@@ -310,7 +307,7 @@ class LoadShedder:
             return moment + pace * (live.length(curve, made, share) - made)
 
         expected = at(last.expected, _LIKELY)
-        if not live.may_stop or last.early is None or last.late is None:
+        if not live.request.may_stop or last.early is None or last.late is None:
             return ForeseenMoment(expected)
         return ForeseenMoment(expected, at(last.early, _BAND), at(last.late, 1 - _BAND))
 

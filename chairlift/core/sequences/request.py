@@ -194,6 +194,11 @@ class Request(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     bad_word_ids: list[list[int]] = []
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether anything can end it before it has all tokens that it may have."""
+        return bool(self.stop_ids or self.params.stop_strings)
+
 
 class Start(msgspec.Struct):
     """All that a runner needs to begin (or, after a preemption, begin again) a sequence.

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 import msgspec
 import zmq
@@ -75,6 +75,7 @@ class Stream:
         self.done = False
         self.error: Exception | None = None
         self.on_change: Callable[[], None] = _nothing
+        self.on_update: Callable[[SequenceUpdate], None] = _ignored
         # Is there while whoever reads has read all that came, and can deal with more at once.
         self.at_once: AtOnce | None = None
         self.updates: list[SequenceUpdate] = []
@@ -115,6 +116,7 @@ class Stream:
                 return
             self.done = True
         self.updates.append(update)
+        self.on_update(update)
         self.on_change()
 
     def close(self, error: Exception | None = None) -> None:
@@ -123,59 +125,12 @@ class Stream:
         self.on_change()
 
 
-class Updates:
-    """Reads streams together: iterating gives all that has come for them since, each update with its stream's index.
-
-    Raises the error of a stream that has one, once all that came before has been read. Of a single stream, while
-    somebody waits, `at_once` is offered first what comes before the end, one update at a time: to wake a task takes
-    longer than most have to do. What it raises is raised here.
-    """
-
-    def __init__(self, streams: Sequence[Stream], at_once: AtOnce | None = None) -> None:
-        self._streams = streams
-        self._at_once = at_once if len(streams) == 1 else None
-        self._error: Exception | None = None
-        self._wake: asyncio.Future[None] | None = None
-        for stream in streams:
-            stream.on_change = self._notify
-
-    def __aiter__(self) -> "Updates":
-        return self
-
-    async def __anext__(self) -> list[tuple[int, SequenceUpdate]]:
-        while self._error is None:
-            group: list[tuple[int, SequenceUpdate]] = []
-            done = True
-            for index, stream in enumerate(self._streams):
-                if stream.updates:
-                    group += [(index, update) for update in stream.updates]
-                    stream.updates = []
-                self._error, done = self._error or stream.error, done and stream.done
-            if group:
-                return group
-            if self._error is None:
-                if done:
-                    raise StopAsyncIteration
-                self._wake = asyncio.get_running_loop().create_future()
-                self._offer(self._at_once)
-                try:
-                    await self._wake
-                finally:
-                    self._offer(None)
-        raise self._error
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._offer(None)
-            self._wake.set_result(None)
-
-    def _offer(self, at_once: AtOnce | None) -> None:
-        if self._at_once is not None:
-            self._streams[0].at_once = at_once
-
-
 def _nothing() -> None:
     """Nobody reads the stream yet."""
+
+
+def _ignored(update: SequenceUpdate) -> None:
+    """Nobody counts what is unread."""
 
 
 class SequenceClient(Supervised):

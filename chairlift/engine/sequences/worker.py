@@ -72,6 +72,8 @@ class SequenceWorker:
         self._wakes.setblocking(False)
         self._wake.setblocking(False)
         self._poller.register(self._wakes, zmq.POLLIN)
+        # Somebody has come or gone since the front was last told how things are.
+        self._has_news = False
         engine.on_prepared = self._wake_up
 
     def send(self, message: SequencesToFront) -> None:
@@ -105,19 +107,26 @@ class SequenceWorker:
         turn = self._turn
         while self._listen(timeout):
             if self.engine.num_unfinished and not turn.want(self.engine.only_background):
+                if self._has_news:
+                    self._tell()
                 timeout = None
                 continue
             output = self.engine.step(yields=turn.live_waits)
             if output is not None:
                 self.send(output)
+                self._has_news = False
                 turn.after_step(output.stats.step_seconds, self.engine.only_background)
                 timeout = 0.0
                 continue
             turn.nothing_to_do(self.engine.has_background)
-            # Whoever looks at the metrics now must see who waits for what, and the slots that an abort freed.
-            self.send(StepOutput([], self.engine.stats()))
+            self._tell()
             moment = self.engine.ask_again
             timeout = None if moment is None else max(moment - self.engine.clock(), 0.0)
+
+    def _tell(self) -> None:
+        """Say how things are: whoever looks at the metrics now sees who waits for what, and what an abort freed."""
+        self.send(StepOutput([], self.engine.stats()))
+        self._has_news = False
 
     def _listen(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds (None: for ever) for messages and take them in; False when it is time to go.
@@ -144,12 +153,14 @@ class SequenceWorker:
     def _take(self, message: SequencesToWorker) -> bool:
         match message:
             case Add(request=request):
+                self._has_news = True
                 try:
                     self.engine.add(request)
                 except ValueError as error:
                     refusal = SequenceUpdate(request.id, [], FinishReason.ERROR, str(error))
                     self.send(StepOutput([refusal], self.engine.stats()))
             case Abort(request_ids=ids):
+                self._has_news = True
                 self.engine.abort(ids)
             case CloseQueue():
                 self.engine.close_queue()

@@ -153,7 +153,7 @@ class MessageAnswer:
     async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
         """One chunk for each step, which the writer may have written before."""
         begun = False
-        found = reply_steps(self._sample, self._opened, early=EarlyParts(writer, self._events))
+        found = reply_steps(self._sample, self._opened, early=EarlyParts(writer, self._events), streams=True)
         async with contextlib.aclosing(found) as steps:
             async for parts in steps:
                 chunk = self._events(parts)

@@ -7,8 +7,8 @@ import msgspec
 
 from chairlift.bodies import convert
 from chairlift.errors import InvalidRequest
-from chairlift.server.anthropic.message_body import Block, CountBody, FormatBody, PickToolBody, ThinkingBody, TurnBody
-from chairlift.server.conversations.conversation import Conversation, Tool, ToolChoice, can_reason
+from chairlift.server.anthropic.message_body import Block, CountBody, PickToolBody, ThinkingBody, TurnBody
+from chairlift.server.conversations.conversation import Conversation, Tool, ToolChoice, can_bound, can_reason
 from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.structured import schema_grammar
 
@@ -31,6 +31,7 @@ class ThinkingBlock(msgspec.Struct, tag="thinking", forbid_unknown_fields=True):
 
     thinking: str
     signature: Any = None
+    cache_control: Any = None
 
 
 class ToolUseBlock(msgspec.Struct, tag="tool_use", forbid_unknown_fields=True):
@@ -80,8 +81,8 @@ _SAID_BY = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "
 def conversation_of(body: CountBody, size: int, model_dialect: ModelDialect) -> Conversation:
     """All that makes the prompt. Raises InvalidRequest that names the block at fault. `size` is that of the body.
 
-    Clients name an effort for every model, and bounds of its reasoning; where it knows no degrees there is none to
-    choose, and where it is not known how it reasons nothing to bound.
+    Clients name an effort for every model, and bounds of its reasoning, which they must; where it knows no degrees
+    there is none to choose, and where its reasoning can't be bounded it is not.
     """
     choice, parallel = _choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
@@ -97,20 +98,28 @@ def conversation_of(body: CountBody, size: int, model_dialect: ModelDialect) -> 
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
-        grammar=_grammar(output.format) if output is not None and output.format is not None else None,
+        grammar=_grammar(body),
         reasoning_effort=output.effort if output is not None and model_dialect.takes_effort else None,
         thinking=_thinks(thinking, model_dialect),
-        thinking_tokens=thinking.budget_tokens if thinking is not None and model_dialect.reasons else None,
+        thinking_tokens=thinking.budget_tokens if thinking is not None and can_bound(model_dialect) else None,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
 
 
-def _grammar(given: FormatBody) -> str:
+def _grammar(body: CountBody) -> str | None:
+    """The form of the answer, by either of its names."""
+    given, where = None if body.output_config is None else body.output_config.format, "output_config.format"
+    if body.output_format is not None:
+        if given is not None:
+            message = "output_format and output_config.format both say what form the answer has; send one of them"
+            raise InvalidRequest(message, "output_format")
+        given, where = body.output_format, "output_format"
+    if given is None:
+        return None
     if given.type != "json_schema":
-        message = f"output_config.format.type must be 'json_schema', not {given.type!r}"
-        raise InvalidRequest(message, "output_config.format.type")
-    return schema_grammar(given.schema, "output_config.format")
+        raise InvalidRequest(f"{where}.type must be 'json_schema', not {given.type!r}", f"{where}.type")
+    return schema_grammar(given.schema, where)
 
 
 def _thinks(given: ThinkingBody | None, model_dialect: ModelDialect) -> bool | None:

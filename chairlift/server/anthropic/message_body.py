@@ -58,6 +58,8 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_choice: PickToolBody | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfig | None = None
+    # The older name of output_config.format.
+    output_format: FormatBody | None = None
     # Taken and ignored: prefixes are cached by themselves, and there is one speed.
     cache_control: Any = None
     speed: Any = None

@@ -13,6 +13,7 @@ from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.call_grammar import ReasoningStart, ReplyShape, reply_grammar
 from chairlift.text.chat_template import TooSlow
 from chairlift.text.dialect import NAME, Dialect
+from chairlift.text.lark import LarkRules, Unbounded
 from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.reply import ReplyReader
 from chairlift.text.reply_reader import DialectMarkers, DialectReader
@@ -119,6 +120,7 @@ def _opened(
     )
     if model_dialect.dialect is None or model_dialect.markers is None or not (tools or model_dialect.spells):
         return OpenConversation(prompt_ids, conversation.grammar, None)
+    bound, bounded_by = _thinking_bound(model_dialect, conversation)
     reply = ReplyShape(
         tools=tools,
         strict=frozenset(tool.name for tool in conversation.tools if tool.strict),
@@ -126,19 +128,22 @@ def _opened(
         parallel=conversation.parallel_tool_calls and conversation.tool_choice.name is None,
         answer=conversation.grammar,
         reasoning=reasoning,
-        thinking_tokens=_thinking_tokens(model_dialect, conversation),
+        thinking_tokens=bound,
         continues=conversation.continue_final_message,
     )
     try:
         grammar = reply_grammar(model_dialect.dialect, model_dialect.tokens, reply)
+    except Unbounded as error:
+        raise InvalidRequest(f"{bounded_by}: {error}; leave it out", bounded_by) from None
     except ValueError as error:
-        raise InvalidRequest(str(error), "tools" if tools else "thinking_token_budget") from None
+        raise InvalidRequest(str(error), "tools") from None
     if tools and grammar is not None:
         check_size(grammar, "tools")
     markers = DialectMarkers(model_dialect.dialect, tools) if tools else model_dialect.markers
 
     def make_reader() -> ReplyReader:
-        return DialectReader(markers, reasoning == "open", reply.thinking_tokens is not None)
+        continues, parallel = reply.continues, reply.parallel
+        return DialectReader(markers, reasoning == "open", bound is not None, continues=continues, parallel=parallel)
 
     return OpenConversation(prompt_ids, grammar, make_reader, model_dialect.shown(bool(tools)))
 
@@ -190,15 +195,23 @@ def can_reason(model_dialect: ModelDialect) -> bool:
     return model_dialect.reasons or model_dialect.switch is not None
 
 
+def can_bound(model_dialect: ModelDialect) -> bool:
+    """Whether the tokens of the model's reasoning can be counted: what ends it begins with one."""
+    if model_dialect.dialect is None or model_dialect.dialect.reasoning_content is None:
+        return False
+    rules = LarkRules(model_dialect.tokens)
+    return rules.token(rules.head(model_dialect.dialect.reasoning_content.close[0])) is not None
+
+
 def _thinks(conversation: Conversation) -> bool | None:
     return False if conversation.reasoning_effort == "none" else conversation.thinking
 
 
-def _thinking_tokens(model_dialect: ModelDialect, conversation: Conversation) -> int | None:
-    """The bound of the reasoning; where a template can't turn it off, the grammar does."""
+def _thinking_bound(model_dialect: ModelDialect, conversation: Conversation) -> tuple[int | None, str]:
+    """The bound of the reasoning, and what asks for it. Where a template can't turn it off, the grammar does."""
     if _thinks(conversation) is False and model_dialect.switch is None and model_dialect.reasons:
-        return 0
-    return conversation.thinking_tokens
+        return 0, "reasoning_effort" if conversation.reasoning_effort == "none" else "enable_thinking"
+    return conversation.thinking_tokens, "thinking_token_budget"
 
 
 def _arguments(model_dialect: ModelDialect, conversation: Conversation) -> dict[str, Any]:
@@ -256,7 +269,8 @@ def _encode(service: SequenceService, conversation: Conversation, quick: bool) -
     )
     arguments = conversation.template_arguments
     generation, continues = conversation.add_generation_prompt, conversation.continue_final_message
-    prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues)
+    calls = model_dialect.calls
+    prompt = service.tokenizer.render_chat(messages, generation, arguments, quick, continues, calls)
     prompt_ids = service.encode_chat(prompt)
     reasoning = model_dialect.reasoning_start(prompt.text) if model_dialect.spells else "closed"
     return prompt_ids, "closed" if continues and reasoning == "maybe" else reasoning
@@ -268,9 +282,9 @@ def _adapted(messages: list[dict[str, Any]], dialect: Dialect) -> list[dict[str,
     for message in messages:
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if message.get("role") == "assistant" and isinstance(reasoning, str):
-            message = {**message, "reasoning_content": reasoning}
-            # Beside a call these templates have a place for one text, and refuse both.
-            if dialect.content is not None and not (message.get("content") and message.get("tool_calls")):
+            message = {**message, "reasoning_content": reasoning, "tool_plan": reasoning}
+            # Beside a call gpt-oss's template has a place for one text, and refuses both.
+            if dialect.content is None or not (message.get("content") and message.get("tool_calls")):
                 message["thinking"] = reasoning
         if dialect.short_ids:
             message = _with_short_ids(message)

@@ -57,18 +57,20 @@ async def reply_steps(
     opened: OpenConversation,
     logprobs: list[TokenLogprob] | None = None,
     early: EarlyParts | None = None,
+    streams: bool = False,
 ) -> AsyncGenerator[list[ReplyPart], None]:
     """What each step adds to the reply; nothing where a step adds no text.
 
     `logprobs` gets those of its tokens before. The sample has its `finish_reason` with the last of them, and none if it
-    was cancelled. Those before that may be written `early`, and are not given then. Raises as `pieces`.
+    was cancelled. Those before that may be written `early`, and are not given then. Whether a client `streams` it is
+    for `pieces`. Raises as that.
     """
     reading = _Reading(opened, logprobs)
     written = None
     if early is not None:
         render = early.render
         written = at_once([sample], early.writer, lambda group: render(reading.parts(group)))
-    async with contextlib.aclosing(pieces([sample], written)) as groups:
+    async with contextlib.aclosing(pieces([sample], written, streams)) as groups:
         async for group in groups:
             yield reading.parts(group)
 

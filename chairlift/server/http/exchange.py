@@ -22,6 +22,8 @@ from chairlift.errors import DeadlineExceeded, InvalidRequest
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.buffered import HeldBody, buffers_full
 from chairlift.server.http.compressed import check_encoding, unpacked
+from chairlift.server.http.part_sender import PartSender
+from chairlift.server.http.part_writer import WRITER
 from chairlift.server.http.tenants import TENANT, Tenant, client_in
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ LARGE_SIZE = 2**18
 CLIENT_GONE = 499
 # The last event of a stream.
 DONE = b"data: [DONE]\n\n"
+_EVENTS = "text/event-stream"
 
 # Few: they share the cores with the model.
 _large = ThreadPoolExecutor(2, thread_name_prefix="chairlift-large")
@@ -78,6 +81,11 @@ class Terms(NamedTuple):
         if not self.background:
             self.tenant.check_size(tokens, sequences)
         return self._replace(priority=self.tenant.check_priority(self.priority))
+
+    @property
+    def owner(self) -> str | None:
+        """The tenant's name; None where nobody is asked for a key."""
+        return None if self.tenant is None else self.tenant.name
 
     def spend(self, tokens: int) -> None:
         """Charge the tenant tokens that were read or generated."""
@@ -352,9 +360,10 @@ def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
 
 
 class PartStream(Response):
-    """An answer in parts. An error before the first is an ordinary HTTP error; later, what `last` makes of it ends it.
+    """An answer in parts. An error before it begins is an ordinary HTTP error; later, what `last` makes of it ends it.
 
-    So does the end of the time that the request may take.
+    So does the end of the time that the request may take. It begins with the first part, or if it is one of events,
+    with the first comment.
 
     `close` is called in the end, whether `parts` were ever begun or not.
     """
@@ -372,26 +381,30 @@ class PartStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send parts as they come, until the last one or until the client is gone."""
+        """Send parts as they come, until the last one or until the client is gone; to HEAD no part at all."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        started = False
+        if scope["method"] == "HEAD":
+            self._close()
+            await self._parts.aclose()
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        out = PartSender(send, self.raw_headers, scope.get(WRITER))
+        waits = self.media_type == _EVENTS and not stays(receive)
         try:
             async with until_gone(receive), contextlib.aclosing(self._parts) as parts:
-                async for part in parts:
-                    if not started:
-                        started = True
-                        await send(start)
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                with out.telling_to_wait() if waits else contextlib.nullcontext():
+                    async for part in parts:
+                        await out.part(part)
         except (Exception, asyncio.CancelledError) as error:
             ended = _why(error, scope)
-            if not started or ended is None:
+            if not out.begun or ended is None:
                 raise
             refusal = as_api_error(ended)
             if refusal.status != CLIENT_GONE:
-                await send({"type": "http.response.body", "body": self._last(refusal), "more_body": True})
+                await out.last(self._last(refusal))
         else:
-            if not started:
-                await send(start)
+            await out.begin()
         finally:
             self._close()
         await send({"type": "http.response.body", "body": b""})

@@ -22,6 +22,7 @@ from chairlift.server.http.exchange import (
     terms_of,
     until_gone,
 )
+from chairlift.server.items.embeddings import cut_to
 from chairlift.server.items.tei import rerank as rerank_as_tei
 from chairlift.server.items.texts import check_not_empty, check_repeated, count, from_pairs, run
 from chairlift.server.models.item_service import timing_headers
@@ -44,6 +45,8 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_documents: bool | None = None
     # Documents are cut to this, and in any case to what the model takes together with the query.
     max_tokens_per_doc: Int | None = None
+    # vLLM's name: what query and document are cut to together, -1 as without it.
+    truncate_prompt_tokens: Int | None = None
     rank_fields: list[str] | None = None
     priority: Int | None = None
     # Not implemented: a document is one chunk.
@@ -72,10 +75,11 @@ async def rerank(request: Request) -> Response:
     service = asked_model(request, body.model)
     service.check_count(len(body.documents))
     _check(body)
+    cut = (cut_to(service, body.truncate_prompt_tokens) or Cut())._replace(second=body.max_tokens_per_doc)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
         pairs = [(body.query, _text(body, index)) for index in range(len(body.documents))]
-        encodings = await from_pairs(service, pairs, Cut(second=body.max_tokens_per_doc), "documents")
+        encodings = await from_pairs(service, pairs, cut, "documents")
         answers = await run(service, encodings, terms)
     scores = sigmoid(first_logits([answer.value for answer in answers]))
     document = _document(body, service.name, scores, count(encodings), "2" if path.startswith("/v2/") else "1")

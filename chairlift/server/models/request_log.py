@@ -13,6 +13,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 from starlette.types import Scope
 
+from chairlift.core.finished import FinishReason
+from chairlift.core.sequences.request import Request
 from chairlift.server.http.tenants import TENANT, Tenant
 
 
@@ -29,6 +31,8 @@ LiveT = TypeVar("LiveT", bound=Arrived)
 # For so long it can be asked what became of a request, as long as its tenant has not had so many more on the model.
 KEPT_S = 600.0
 _MOST_ENDED = 1000
+# For whoever follows the log: as many as come to a busy model between two looks.
+_MOST_LATEST = 4096
 # What `new_id` makes, and what is put behind it where a request has several sequences.
 REQUEST_ID = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 PART_ID = re.compile(rf"\b{REQUEST_ID.pattern}(?:-\d+)*")
@@ -54,7 +58,8 @@ class EndedRequest(msgspec.Struct, kw_only=True):
     """What is kept of a sequence that ended, or of a request for items: nothing that grows with it.
 
     Seconds, but for `ended`, which is a moment of CLOCK_MONOTONIC; None is not known. `waits` are those before it ran,
-    by what the head of the queue waited for. `steps` and `mean_batch` are those from its first token to its last. Of
+    by what the head of the queue waited for. `steps` and `mean_batch` are those from its first token to its last. There
+    might have been up to `max_tokens`, if it could end before; with `hold_updates` nobody read them as they came. Of
     `count` items, of this `size` together, those of the slowest are told.
     """
 
@@ -75,19 +80,44 @@ class EndedRequest(msgspec.Struct, kw_only=True):
     mean_batch: float | None = None
     preemptions: int | None = None
     waits: dict[str, float] = {}
+    max_tokens: int | None = None
+    hold_updates: bool = False
     count: int = 1
     size: float | None = None
+
+
+class RefusedRequest(NamedTuple):
+    """A sequence for which there was no room when it came; of its prompt it says nothing if nobody had read that."""
+
+    owner: str | None
+    arrival: float
+    priority: int
+    background: bool
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+    hold_updates: bool = False
+
+    @classmethod
+    def of(cls, request: Request, owner: str | None) -> "RefusedRequest":
+        """What is kept of a sequence."""
+        about = request.arrival, request.priority, request.background, len(request.prompt_ids)
+        return cls(owner, *about, request.max_tokens if request.may_stop else None, request.hold_updates)
 
 
 class RequestLog(Generic[LiveT]):
     """The requests of one model by tenant, and in that by id. Everything happens on one event loop.
 
     Whoever serves them writes into `live` and `ended`; what is asked takes no longer for the requests of others.
+    `latest` are those that were kept last, in that order and with their tenants; `num_kept` counts all that ever were.
+    `refused` are the last for which there was no room.
     """
 
     def __init__(self) -> None:
         self.live: defaultdict[str | None, dict[str, LiveT]] = defaultdict(dict)
         self.ended: defaultdict[str | None, deque[EndedRequest]] = defaultdict(partial(deque, maxlen=_MOST_ENDED))
+        self.latest: deque[tuple[str | None, EndedRequest]] = deque(maxlen=_MOST_LATEST)
+        self.num_kept = 0
+        self.refused: deque[RefusedRequest] = deque(maxlen=_MOST_ENDED)
 
     def keep(self, owner: str | None, ended: EndedRequest) -> None:
         """Keep one that ended, in order: of a client that reads slowly it is heard when others have long ended."""
@@ -97,6 +127,8 @@ class RequestLog(Generic[LiveT]):
             later.append(line.pop())
         line.append(ended)
         line.extend(reversed(later))
+        self.latest.append((owner, ended))
+        self.num_kept += 1
 
     def live_of(self, viewer: Viewer) -> Iterator[LiveT]:
         """Those that a viewer may see, oldest first."""
@@ -127,6 +159,19 @@ class RequestLog(Generic[LiveT]):
         return [
             each for each in self.ended_of(viewer) if each.id == request_id or (is_whole and each.id.startswith(parts))
         ]
+
+
+def refused_at_once(request: Request) -> EndedRequest:
+    """What is to be told of a sequence for which there was no room."""
+    now = time.monotonic()
+    return EndedRequest(
+        id=request.id,
+        ended=now,
+        finish_reason=FinishReason.SHED.value,
+        background=request.background,
+        priority=request.priority,
+        total_s=now - request.arrival,
+    )
 
 
 def numbered(item_id: str) -> tuple[str, int] | None:

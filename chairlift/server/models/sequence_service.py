@@ -20,14 +20,15 @@ from chairlift.core.sequences.request import (
     fan_out,
     possible_words,
 )
-from chairlift.engine.sequences.client import AtOnce, Stream, Updates
+from chairlift.engine.sequences.client import AtOnce, Stream
 from chairlift.engine.sequences.messages import SequenceUpdate
+from chairlift.engine.sequences.updates import Updates
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from chairlift.runners.sequences import SequenceInfo
 from chairlift.server.http.api_errors import PromptTooLong
 from chairlift.server.http.exchange import Terms, off_loop
 from chairlift.server.metrics.sequences import SequenceMetrics
-from chairlift.server.models.request_log import EndedRequest, RequestLog
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest, RequestLog, refused_at_once
 from chairlift.server.models.request_size import count_sequences
 from chairlift.server.models.sequence_client_view import SequenceClientView
 from chairlift.text.detokenize import TextStream, stop_automaton
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from chairlift.server.models.request_spans import RequestSpans
     from chairlift.server.models.trace_notes import TraceNotes
 
+
+# Bytes of what came for a stream that its client may leave unread, about: a model must not fill the memory for it.
+_MOST_UNREAD = 2**24
 
 # What hears of each sequence that ends.
 AtEnd = Callable[[Request, Terms, EndedRequest], None]
@@ -111,8 +115,13 @@ class SequenceService:
 
     def check_load(self, terms: Terms) -> None:
         """Refuse what would be too late whatever its prompt is, before that is looked at. Raises QueueFull."""
-        if not terms.background:
+        if terms.background:
+            return
+        try:
             self.client.check_load(terms.priority)
+        except QueueFull:
+            self.log.refused.append(RefusedRequest(terms.owner, time.monotonic(), terms.priority, False))
+            raise
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -214,9 +223,10 @@ class SequenceService:
         try:
             streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
         except QueueFull:
-            if at_end is not None:
-                for request in requests:
-                    at_end(request, terms, _refused(request))
+            for request in requests:
+                self.log.refused.append(RefusedRequest.of(request, terms.owner))
+                if at_end is not None:
+                    at_end(request, terms, refused_at_once(request))
             raise
         terms.spend(read)
         automaton = stop_automaton(params)
@@ -324,7 +334,7 @@ class Sample:
         self._live = not stream.request.background
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self.owner = None if terms.tenant is None else terms.tenant.name
+        self.owner = terms.owner
         # Its request counts among those that the tenant has at once, and until it ends so does each further sequence.
         self._place = terms.tenant if self._live and index else None
         if self._place is not None:
@@ -429,6 +439,8 @@ class Sample:
             prompt_tokens=len(request.prompt_ids),
             tokens=self._text.num_tokens,
             preemptions=stream.preemptions,
+            max_tokens=request.max_tokens if request.may_stop else None,
+            hold_updates=request.hold_updates,
         )
         if began is not None:
             ended.queued_s = max(began.scheduled - request.arrival, 0.0)
@@ -451,32 +463,23 @@ class Sample:
             metrics.queue_time.observe(max(update.first_scheduled - arrival, 0.0))
 
 
-async def pieces(samples: Sequence[Sample], at_once: AtOnce | None = None) -> AsyncGenerator[list[Piece], None]:
+async def pieces(
+    samples: Sequence[Sample], at_once: AtOnce | None = None, streams: bool = False
+) -> AsyncGenerator[list[Piece], None]:
     """What the samples get, a list for each step. Ends early, samples unfinished, if they were cancelled.
 
-    `at_once`, as `Updates` has it, may take some of it before.
+    `at_once`, as `Updates` has it, may take some of it before. Where a client `streams` it and leaves too much unread,
+    it gets no more: QueueFull.
     """
+    most = _MOST_UNREAD if streams else None
     try:
-        async for group in Updates([sample.stream for sample in samples], at_once):
+        async for group in Updates([sample.stream for sample in samples], at_once, most):
             yield [piece for index, update in group if (piece := samples[index].take(update)) is not None]
     except ChairliftError as error:
         close_all(samples, _reason_of(error))
         raise
     finally:
         close_all(samples)
-
-
-def _refused(request: Request) -> EndedRequest:
-    """What is to be told of one for which there was no room."""
-    now = time.monotonic()
-    return EndedRequest(
-        id=request.id,
-        ended=now,
-        finish_reason=FinishReason.SHED.value,
-        background=request.background,
-        priority=request.priority,
-        total_s=now - request.arrival,
-    )
 
 
 def _reason_of(error: ChairliftError) -> FinishReason:

@@ -25,6 +25,8 @@ encode = msgspec.json.encode
 
 # Log-probabilities in one document: of 200,000 tokens with 20 others each. As JSON one takes about so many characters.
 _MOST_LOGPROBS, _LOGPROB_CHARS = 2**22, 40
+# What an event takes to be written, in characters that are.
+_PIECE_CHARS = 100
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -227,9 +229,9 @@ class SequenceAnswer:
         """One chunk for each step: the events of its pieces. Some of them the writer may have written before."""
         unfinished = len(self.samples)
         written = at_once(self.samples, writer, self._events, self.around_text())
-        async with contextlib.aclosing(pieces(self.samples, written)) as groups:
+        async with contextlib.aclosing(pieces(self.samples, written, streams=True)) as groups:
             async for group in groups:
-                size = self._size(group) + self.echo_size(group)
+                size = _PIECE_CHARS * len(group) + self._size(group) + self.echo_size(group)
                 chunk = await off_loop(size, partial(self._events, group))
                 unfinished -= sum(piece.finish_reason is not None for piece in group)
                 if not unfinished:

@@ -40,6 +40,8 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[Int, float] | None = None
     stop: str | list[str] | None = None
     max_tokens: Int | None = None
+    # The newer name, which wins.
+    max_completion_tokens: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Extras, named as in vLLM.
@@ -88,7 +90,7 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Annotated[str | list[str | Int | list[Int]], Meta(examples=["Batching is"])]
     echo: bool | None = None
     logprobs: Int | None = None
-    # As in llama.cpp: true finds special tokens in the prompt's text; chat templates bring their own.
+    # llama.cpp's name: true finds special tokens in the prompt's text; chat templates bring their own.
     parse_special: bool | None = None
     # As in vLLM: whether to put around the prompt's text what the tokenizer says, as by default.
     add_special_tokens: bool | None = None
@@ -139,7 +141,6 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[dict[str, Any]], Meta(examples=[[{"role": "user", "content": "What is batching?"}]])]
-    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
@@ -236,6 +237,12 @@ _SAME_NAME = tuple(
 )
 
 
+def limit_of(body: CommonBody) -> tuple[str, int | None]:
+    """What a body calls the most tokens of its answer, and how many that are."""
+    newer = body.max_completion_tokens
+    return ("max_tokens", body.max_tokens) if newer is None else ("max_completion_tokens", newer)
+
+
 def make_params(given: Mapping[str, Any], defaults: Mapping[str, Any], names: Mapping[str, str] = {}) -> SamplingParams:
     """Sampling parameters, those not given by the model's defaults.
 
@@ -255,4 +262,4 @@ def sampling_params(
     """Collect the sampling fields, and `more` of them; raises InvalidRequest naming the one that is out of range."""
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, **more}
-    return make_params(given, defaults)
+    return make_params(given, defaults, {"max_tokens": limit_of(body)[0]})

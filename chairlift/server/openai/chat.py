@@ -24,6 +24,7 @@ from chairlift.server.openai.body_types import (
     ToolChoiceBody,
     check_supported,
     has_form,
+    limit_of,
     options_of,
     sampling_params,
 )
@@ -66,10 +67,7 @@ def _params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {body.top_logprobs}"
         raise InvalidRequest(message, "top_logprobs")
-    newer = body.max_completion_tokens
-    if newer is not None and newer < 1:
-        raise InvalidRequest(f"max_completion_tokens must be at least 1, got {newer}", "max_completion_tokens")
-    return sampling_params(body, defaults, body.max_tokens if newer is None else newer, logprobs)
+    return sampling_params(body, defaults, limit_of(body)[1], logprobs)
 
 
 def text_of(content: Any) -> str:

@@ -15,7 +15,14 @@ from chairlift.server.models.registry import models_of
 from chairlift.server.models.sequence_service import Piece, Sample, SequenceService
 from chairlift.server.openai.answer_form import answer_grammar
 from chairlift.server.openai.answers import SequenceAnswer, id_name
-from chairlift.server.openai.body_types import CompletionBody, check_supported, has_form, options_of, sampling_params
+from chairlift.server.openai.body_types import (
+    CompletionBody,
+    check_supported,
+    has_form,
+    limit_of,
+    options_of,
+    sampling_params,
+)
 from chairlift.text.detokenize import TextStream
 from chairlift.text.tokenizer import Tokenizer
 
@@ -40,7 +47,7 @@ async def completions(request: Request) -> Response:
     async with in_turn(request, len(raw)):
         prompts = await _prompts(service, body)
     request_id = new_id("cmpl")
-    nothing_wanted = body.max_tokens == 0
+    nothing_wanted = limit_of(body)[1] == 0
     grammar = await answer_grammar(body, len(raw)) if has_form(body) else None
     options = options_of(body, continues=True, discard=nothing_wanted, grammar=grammar)
     if params.bad_words:
@@ -50,10 +57,12 @@ async def completions(request: Request) -> Response:
 
 
 def _params(body: CompletionBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    name, max_tokens = limit_of(body)
+    if max_tokens is None:
+        max_tokens = _DEFAULT_MAX_TOKENS
     if max_tokens == 0:
         if not body.echo:
-            raise InvalidRequest("max_tokens may be 0 only with echo", "max_tokens")
+            raise InvalidRequest(f"{name} may be 0 only with echo", name)
         max_tokens = 1  # the least that a sequence can run; what it generates is dropped
     wanted = [each for each in (body.prompt_logprobs, body.logprobs if body.echo else None) if each is not None]
     more: dict[str, Any] = {"prompt_logprobs": max(wanted, default=None)}

@@ -31,7 +31,8 @@ _CUT_OFF = {"reason": "max_output_tokens"}
 class ResponseAnswer:
     """One response on its way out. `about` is what its document says from the beginning.
 
-    `keep`, if it is kept, gets it as JSON once it is over; not what ends before it has begun: that is an HTTP error.
+    `keep`, if it is kept, gets it as JSON once it is over; not what ends before its answer begins: that is an HTTP
+    error.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ResponseAnswer:
 
     async def _whole(self) -> bytes:
         """All of it, which is kept."""
-        async with contextlib.aclosing(self._steps(None)) as steps:
+        async with contextlib.aclosing(self._steps(None, streams=False)) as steps:
             async for parts in steps:
                 await _done(self._size(parts), partial(self._taken, parts))
         return (await self._over())[1]
@@ -81,11 +82,11 @@ class ResponseAnswer:
             self._keep(raw)
         return raw
 
-    def _steps(self, writer: PartWriter | None) -> AsyncGenerator[list[ReplyPart], None]:
+    def _steps(self, writer: PartWriter | None, streams: bool) -> AsyncGenerator[list[ReplyPart], None]:
         if self._logprobs is None:
-            return reply_steps(self._sample, self._opened, None, EarlyParts(writer, self._told))
+            return reply_steps(self._sample, self._opened, None, EarlyParts(writer, self._told), streams)
         # With them a step in the middle may have much to tell.
-        return reply_steps(self._sample, self._opened, self._logprobs.entries)
+        return reply_steps(self._sample, self._opened, self._logprobs.entries, streams=streams)
 
     def _size(self, parts: list[ReplyPart]) -> int:
         """About how many characters of log-probabilities are written with these parts: all, where an item may end."""
@@ -130,7 +131,7 @@ class ResponseAnswer:
 
     async def _render(self, writer: PartWriter | None) -> AsyncGenerator[bytes, None]:
         """One chunk for each step, which the writer may have written before; several of one that is large."""
-        async with contextlib.aclosing(self.events(writer)) as groups:
+        async with contextlib.aclosing(self.events(writer, streams=True)) as groups:
             async for events in groups:
                 for chunk in events if sum(map(len, events)) > LARGE_SIZE else [b"".join(events)]:
                     yield chunk
@@ -140,9 +141,14 @@ class ResponseAnswer:
         about = self.document("queued")
         return [self._numbered({"type": f"response.{kind}", "response": about}) for kind in ("created", "queued")]
 
-    async def events(self, writer: PartWriter | None = None) -> AsyncGenerator[list[bytes], None]:
-        """What each step has to tell that the writer has not written; nothing where that is nothing."""
-        async with contextlib.aclosing(self._steps(writer)) as steps:
+    async def events(
+        self, writer: PartWriter | None = None, streams: bool = False
+    ) -> AsyncGenerator[list[bytes], None]:
+        """What each step has to tell that the writer has not written; nothing where that is nothing.
+
+        With `streams` a client reads them, as `pieces` has it.
+        """
+        async with contextlib.aclosing(self._steps(writer, streams)) as steps:
             async for parts in steps:
                 events: list[bytes] = []
                 if not self._begun:
@@ -171,9 +177,13 @@ class ResponseAnswer:
         return made
 
     def last(self, error: ApiError) -> bytes:
-        """The event of an error that ends it, and is kept."""
+        """The event of an error that ends it, and is kept; after that of its creation, if nothing was told yet."""
+        created = b""
+        if not self._sent:
+            # Clients take no other event for the first.
+            created = self._numbered({"type": "response.created", "response": self.document("in_progress")})
         self._items.finish(complete=False)
-        return self._numbered({"type": "response.failed", "response": msgspec.Raw(self._failed(error))})
+        return created + self._numbered({"type": "response.failed", "response": msgspec.Raw(self._failed(error))})
 
 
 async def _done(size: int, work: Callable[[], T]) -> T:

@@ -46,9 +46,10 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`; there is nothing to obfuscate here."""
+    """`stream_options`; there is nothing to obfuscate here, and usage is there in any case."""
 
     include_obfuscation: Any = None
+    include_usage: bool | None = None
 
 
 class InputBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -102,12 +103,13 @@ class ResponseBody(InputBody, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
+    client_metadata: Any = None
+    access_programs: Any = None
     max_tool_calls: Int | None = None
     # Not implemented.
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
-    access_programs: Any = None
     image: Any = None
     background_options: Any = None
 
@@ -119,7 +121,6 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "send its text as instructions and input"),
     "context_management": (([],), "send a shorter input"),
     "moderation": ((), "leave it out"),
-    "access_programs": ((), "leave it out"),
     "image": ((), "leave it out"),
     "background_options": (({}, {"completion_window": "soonest"}), "leave it out"),
 }
@@ -163,11 +164,19 @@ def check_response_body(body: ResponseBody) -> None:
     for name in body.include or ():
         if name not in _INCLUDABLE:
             raise InvalidRequest(f"include can't ask for {name!r} here; leave it out", "include")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    if body.stream_options is not None:
+        _check_stream_options(body.stream_options, bool(body.stream))
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: its answer is kept until somebody asks for it", "store")
     check_metadata(body.metadata)
+
+
+def _check_stream_options(options: ResponseStreamOptions, streams: bool) -> None:
+    if not streams:
+        raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    if options.include_usage is False:
+        field = "stream_options.include_usage"
+        raise InvalidRequest(f"{field} can't be false: the last event always has the usage; leave it out", field)
 
 
 def response_params(body: ResponseBody, defaults: Mapping[str, Any]) -> SamplingParams:
