@@ -9,13 +9,15 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}-slim
+# Process 1 has to wait for what others leave behind, such as what a model's code has started: the server does not.
+RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 # For a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu makes an image a fraction of the size.
 ARG TORCH_INDEX=https://pypi.org/simple
 ARG TORCH_VERSION=2.13.0
 RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple "torch==${TORCH_VERSION}"
 RUN --mount=type=bind,from=builder,source=/wheels,target=/wheels pip install --no-cache-dir /wheels/*.whl
-# Asks the server where process 1 listens, or its child where an init comes first: the port may be set by a flag, a
-# variable or a file. Where that can't be told, CHAIRLIFT_PORT is asked. Over TLS if there is no plain answer; who is sent
+# Asks the server where the first process that does listens, process 1 or one below it, as process 1 is an init: the port
+# may be set by a flag, a variable or a file. Where that can't be told, CHAIRLIFT_PORT is asked. Over TLS if there is no plain answer; who is sent
 # away after a handshake lacks a client's certificate: then somebody listens, and that is all there is to know.
 COPY --chmod=755 <<'EOF' /usr/local/bin/chairlift-ready
 import contextlib
@@ -45,11 +47,12 @@ def listens_at(process):
 
 
 def find_places(process):
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        for each in (process, *children):
+    found = [process]
+    for each in found:
+        with contextlib.suppress(OSError):
             if places := listens_at(each):
                 return places
+            found += Path(f"/proc/{each}/task/{each}/children").read_text().split()
     return [("127.0.0.1", int(os.environ.get("CHAIRLIFT_PORT") or 8000))]
 
 
@@ -91,5 +94,5 @@ RUN python -c "from chairlift.ops.native import load_library; load_library()"
 ENV CHAIRLIFT_HOST=0.0.0.0 HF_HUB_CACHE=/data/hub XDG_CACHE_HOME=/data/cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "/usr/local/bin/chairlift-ready"]
-ENTRYPOINT ["chairlift"]
+ENTRYPOINT ["tini", "--", "chairlift"]
 CMD ["serve"]

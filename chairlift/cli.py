@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from typing import Any
 from chairlift import __version__
 from chairlift.errors import ChairliftError
 
-# As shells have it: 128 and the number of SIGINT.
-_STOPPED = 130
+# As shells have it: 128 and the number of SIGINT, or SIGTERM.
+_STOPPED, _TERMINATED = 130, 143
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,6 +71,9 @@ def _show_anything() -> None:
 
 
 def _run(arguments: Sequence[str], started: float) -> int:
+    if arguments[:1] in (["serve"], ["run"]):
+        # Until their event loops handle it: the first process of a container is deaf to what it does not handle.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     args = _parser(arguments).parse_args(arguments)
     if args.command == "serve":
         return _serve(args, started)

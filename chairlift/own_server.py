@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from chairlift.errors import Unavailable
+
+_DRAINED_CHARS = 2**16
 
 
 class OwnServer(NamedTuple):
@@ -33,7 +36,9 @@ def own_server(
     before = {ending: signal.signal(ending, lambda *_: sys.exit(1)) for ending in (signal.SIGTERM, signal.SIGHUP)}
     env = {**os.environ, **(environment or {})}
     # In a group of its own: Ctrl-C is meant for the command, which ends it.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0, env=env) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, errors="replace", process_group=0, env=env
+    ) as server:
         try:
             assert server.stdout is not None
             url = None
@@ -43,8 +48,18 @@ def own_server(
                     break
             else:
                 raise Unavailable(f"{model} can't be served")
+            # Nobody wants what else is printed, as a class may. But a pipe that nobody reads stops whoever prints.
+            unwanted, server.stdout = server.stdout, None
+            threading.Thread(target=_drain, args=(unwanted,), daemon=True).start()
             yield OwnServer(url, server.pid)
         finally:
             server.terminate()
             for ending, handler in before.items():
                 signal.signal(ending, handler)
+
+
+def _drain(pipe: IO[str]) -> None:
+    """Read until all that write have ended, and keep nothing."""
+    with pipe:
+        while pipe.read(_DRAINED_CHARS):
+            pass

@@ -101,13 +101,16 @@ def record_command(args: argparse.Namespace) -> int:
         except OSError as error:
             raise InvalidRequest(f"{args.file}: {error.strerror}") from None
         print(f"recording to {args.file}, until Ctrl-C" if args.seconds is None else f"recording to {args.file}")
-        with os.fdopen(file, "wb") as out, _until_told(), contextlib.suppress(KeyboardInterrupt):
-            for line in lines:
-                if line.startswith(b'{"error"'):
-                    raise RequestFailed(json.loads(line)["error"]["message"])
-                out.write(line)
-                out.flush()
-                count += 1
+        try:
+            with os.fdopen(file, "wb") as out, _until_told(), contextlib.suppress(KeyboardInterrupt):
+                for line in lines:
+                    if line.startswith(b'{"error"'):
+                        raise RequestFailed(json.loads(line)["error"]["message"])
+                    out.write(line)
+                    out.flush()
+                    count += 1
+        except OSError as error:
+            raise InvalidRequest(f"{args.file}: {error.strerror}, after {count} requests") from None
     print(f"{args.file}: {count} requests, for `chairlift plan --trace` and `chairlift bench serve`")
     return 0
 

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift.server import status
+from chairlift.server.oip import http_routes as oip
+from chairlift.server.routes import ENDPOINTS
+
 if TYPE_CHECKING:
     from support.serve_process import Server
 
@@ -28,6 +32,9 @@ _SCRAPED = {"job", "instance"}
 _FUNCTIONS = {"sum", "rate", "increase", "histogram_quantile", "by", "and", "on", "le"}
 
 Exposed = dict[str, dict[str, set[str]]]
+
+
+IMAGE = DEPLOY.parent / "Dockerfile"
 
 
 @cache
@@ -121,6 +128,16 @@ def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:
         assert re.fullmatch(r"\d+[sm]", rule.get("for", "0s"))
 
 
+def test_what_probes_are_told_is_no_failure() -> None:
+    """They are told 503 for as long as a model loads."""
+    (expression,) = (rule["expr"] for rule in rules() if rule["alert"] == "ChairliftAnswersFail")
+    first, second = re.findall(r'route!~"([^"]*)"', expression)
+    assert first == second
+    probes = (status.root, status.ready, status.live, oip.live_route, oip.ready_route, oip.model_ready_route)
+    left_out = {row.path for row in ENDPOINTS if re.fullmatch(first, row.path)}
+    assert left_out == {row.path for row in ENDPOINTS if row.handler in probes}
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
 def test_prometheus_takes_the_rules() -> None:
     done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
@@ -160,3 +177,11 @@ def test_the_guide_names_both_files() -> None:
     assert DASHBOARD.name in text
     assert RULES.name in text
     assert [rule["alert"] for rule in rules() if f"`{rule['alert']}`" not in text] == []
+
+
+def test_process_1_of_the_image_is_an_init() -> None:
+    """Of what a worker leaves behind nobody else would take the exit status, so that it would be there for ever."""
+    last = IMAGE.read_text().rpartition("\nFROM ")[2]
+    assert re.search(r"^RUN apt-get update && apt-get install .* tini ", last, re.MULTILINE)
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", last, re.MULTILINE)
+    assert json.loads(entry) == ["tini", "--", "chairlift"]

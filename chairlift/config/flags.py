@@ -124,6 +124,8 @@ _OFF_LINE = {
 }
 # `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.
 _TAKEN = {"order"}
+# What means something to live requests alone, of which a run has none.
+_LIVE = {"timeout_ms", "max_queue_ms", "auto", "background_step_ms"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -135,9 +137,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """The same for models that are not served over a network, but for `order`; the model is a flag as well."""
+    """The same for models that are not served over a network; the model is a flag as well.
+
+    Left out are `order`, and what such a model has no use for.
+    """
     parser.add_argument("--model", default=argparse.SUPPRESS, help=HELP["model"])
-    _add_groups(parser, ({field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE) | _TAKEN)
+    on_line = {field.name for field in msgspec.structs.fields(ServerConfig)} - _OFF_LINE
+    _add_groups(parser, on_line | _TAKEN | _LIVE)
 
 
 def model_flags(args: argparse.Namespace) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _parse(path: Path) -> dict[str, KeyEntry]:
         # Some editors begin a file with a byte order mark.
         tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"the key file {path} can't be read: {error.strerror}") from None
+        raise ConfigError(f"the key file {path} can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     keys = tables.pop("keys", {})

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +162,8 @@ def _attribute(cls: type, name: str, kind: Any, default: Any) -> Any:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{cls.__qualname__}.{name}: {problem_of(error)}, got {value!r}") from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{cls.__qualname__}.{name} must be a finite number, got {value!r}")
     least = 1 if name == "max_batch_size" else 0
     if converted is not None and converted < least:
         raise ConfigError(f"{cls.__qualname__}.{name} must be at least {least}, got {value!r}")

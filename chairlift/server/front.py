@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ from chairlift.config.keys import read_keys
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import Settings
 from chairlift.engine.machine import Machine
+from chairlift.engine.worker_messages import load_failed
 from chairlift.errors import ChairliftError, ConfigError, Unavailable
 from chairlift.logs import start_logging
 from chairlift.server.http.tls import Tls, make_tls
@@ -213,6 +215,9 @@ class _Front:
             self._status = 1
         finally:
             await (self._leaving or self._stop())
+            if self._batches is not None:
+                # Only now: those that were under way may have been sending or reading files.
+                await self._batches.close()
             for sink in (self._recorder, self._spans):
                 if sink is not None:
                     await asyncio.to_thread(sink.close)
@@ -280,7 +285,11 @@ class _Front:
         """
         try:
             await host.wait_ready()
-        except Unavailable as error:
+        except Exception as error:
+            if not isinstance(error, Unavailable):
+                # A mistake of ours. It must not load for ever because of that.
+                log.error("%s has loaded and can't be served", host.served.name, exc_info=error)
+                host.give_up(load_failed(error).message)
             served = [] if self._models is None else self._models.all()
             # While the server leaves this says nothing new, nor of one that was unloaded, or loaded anew, meanwhile.
             if self._leaving is None and service in served:
@@ -301,6 +310,7 @@ class _Front:
         self._leaving = asyncio.create_task(self._leave(signal.Signals(signum).name))
 
     async def _leave(self, name: str) -> None:
+        until = time.monotonic() + self._config.drain_timeout_s
         _say(f"{name}: finishing what runs, for up to {self._config.drain_timeout_s:g} s")
         # Still listening, so that probes see the change and new requests get a clear 503.
         if self._batches is not None:
@@ -312,15 +322,22 @@ class _Front:
         await self._stop()
         if self._live is not None:
             self._live.close()
-        self._stop_server()
+        self._stop_server(until - time.monotonic())
 
     async def _stop(self) -> None:
+        """End the workers. Whoever still waits for one is told so."""
         if self._batches is not None:
-            await self._batches.close()
+            await self._batches.leave()
         await asyncio.gather(*(each.stop() for each in self._loader.hosts))
 
-    def _stop_server(self) -> None:
+    def _stop_server(self, seconds: float = 0.0) -> None:
+        """Listen no more, and end once all is over that is under way; it gets so many seconds, and a few in any case.
+
+        Among that are uploads, downloads, and answers that are read more slowly than they were made.
+        """
         if self._server is not None:
+            config = self._server.config
+            config.timeout_graceful_shutdown = max(config.timeout_graceful_shutdown or 0, math.ceil(seconds))
             self._server.should_exit = True
 
 

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,15 @@ def test_the_order_of_a_run_is_its_own_and_a_models_comes_from_the_file(tmp_path
     assert (run_config(args).order, config.order, config.seed) == ("length", "shortest", 5)
 
 
+@pytest.mark.parametrize("flag", ["--timeout-ms=3", "--max-queue-ms=3", "--auto", "--background-step-ms=3"])
+def test_what_means_something_to_live_requests_alone_is_no_flag_of_a_run(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "in.jsonl", "-o", "out.jsonl", flag])
+    assert f"there is no {flag.partition('=')[0]}" in capsys.readouterr().err
+
+
 def test_settings_file_may_be_named_in_three_ways(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("port = 9\n")
     assert settings(tmp_path, "other.toml").server.port == 9
@@ -502,6 +512,28 @@ def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path
     assert "is no folder or file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["serve", "--nonsense"])
+
+
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_a_command_can_be_told_to_end_before_its_event_loop_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*given: Any, **more: Any) -> Settings:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it goes on")
+
+    monkeypatch.setattr("chairlift.config.settings.load", told)
+    monkeypatch.setattr("chairlift.run.main.load", told)
+    lines = tmp_path / "in.jsonl"
+    lines.touch()
+    # The first process of a container does not hear what it does not handle.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main([command] if command == "serve" else [command, str(lines), "-o", str(tmp_path / "out.jsonl")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(

@@ -1,9 +1,11 @@
 """Batches through the `openai` client and a real `chairlift serve`, which is killed while they run."""
 
+import contextlib
 import json
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -229,3 +231,32 @@ def test_told_to_leave(tmp_path: Path) -> None:
         over = wait(server.openai, between)
         assert over.output_file_id is not None
         check_doubled(server.openai.files.content(over.output_file_id).content, range(1000))
+
+
+def test_an_upload_that_is_under_way_ends_before_the_server_leaves(tmp_path: Path) -> None:
+    data = tmp_path / "d"
+    parts = [b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n']
+    parts += [b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}\n', b"{}\n\r\n--x--\r\n"]
+    kind = "Host: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\nExpect: 100-continue\r\n"
+    head = f"POST /v1/files HTTP/1.1\r\n{kind}Content-Length: {sum(map(len, parts))}\r\n\r\n"
+    with Server(f"{WORKER_MODELS}:Doubles", "--data-dir", str(data)) as server:
+        server.wait_ready()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(head.encode())
+            assert client.recv(4096).startswith(b"HTTP/1.1 100 "), "it has begun"
+            client.sendall(parts[0])
+            server.process.terminate()
+            deadline = time.monotonic() + 60
+            with contextlib.suppress(ConnectionRefusedError):
+                while True:
+                    socket.create_connection(("127.0.0.1", server.port), timeout=60).close()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+            client.sendall(b"".join(parts[1:]))
+            answer = b""
+            while part := client.recv(65536):
+                answer += part
+        head, _, body = answer.decode().partition("\r\n\r\n")
+        assert head.startswith("HTTP/1.1 200 "), answer
+        assert files_in(data) == {json.loads(body)["id"]}
+        assert server.process.wait(20) == 0

@@ -1,16 +1,19 @@
 """A real server records what comes; the file is a trace, and the same load can be sent again from it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.serve_process import Server, language_model
 
 from chairlift.cli import main
 from chairlift.plan.trace_files import read_trace
+from chairlift.terminal import ChatEndpoint
 
 pytestmark = pytest.mark.processes
 
@@ -42,6 +45,20 @@ def test_what_a_server_recorded_can_be_sent_to_it_again(tmp_path: Path, capsys: 
     assert (run["requests"], run["failed"], run["tokens"]) == (4, 0, 14)
     lengths = [(request.input_length, request.output_length) for request in recorded]
     assert [(request.input_length, request.output_length) for request in read_trace(again)] == lengths
+
+
+def test_a_recording_that_finds_the_disk_full_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened, trace = os.open, tmp_path / "trace.jsonl"
+
+    def full(path: Any, *given: Any, **more: Any) -> int:
+        return opened("/dev/full", os.O_WRONLY) if path == trace else opened(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    monkeypatch.setattr(ChatEndpoint, "lines", lambda self, path: (line for line in (b"", b"{}\n")))
+    assert main(["record", "http://x", str(trace)]) == 1
+    assert f"{trace}: No space left on device, after 0 requests" in capsys.readouterr().err
 
 
 def test_a_server_that_runs_can_be_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

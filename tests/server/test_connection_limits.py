@@ -27,6 +27,7 @@ from chairlift.server import front
 from chairlift.server.http import exchange, protocol
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.buffered import Buffered, HeldBody
+from chairlift.server.models import sequence_service
 from chairlift.server.models.sequence_service import SequenceService
 
 PREDICT = "/v1/models/function:predict"
@@ -348,7 +349,9 @@ class EndlessClient(FakeClient):
             await asyncio.sleep(0)
 
 
-def test_who_does_not_read_is_closed_and_the_sequence_ends() -> None:
+def test_who_does_not_read_is_closed_and_the_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Or that would end it before.
+    monkeypatch.setattr(sequence_service, "_MOST_UNREAD", 2**40)
     words = tokenizer()
     client = EndlessClient(words.encode("hello world! "))
     service = SequenceService(client, words, "tiny", ServerConfig())
@@ -427,7 +430,9 @@ def test_no_request_takes_for_ever(headers: dict[str, str]) -> None:
         dispatcher.held = other.held = False
 
 
-def test_a_stream_ends_with_the_error_when_its_time_is_up() -> None:
+def test_a_stream_ends_with_the_error_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It comes faster than anybody reads.
+    monkeypatch.setattr(sequence_service, "_MOST_UNREAD", 2**40)
     words = tokenizer()
     client = EndlessClient(words.encode("hello world! "))
     service = SequenceService(client, words, "tiny", ServerConfig())

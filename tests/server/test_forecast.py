@@ -1,6 +1,8 @@
 """Forecasts of a server: who may ask, what is answered, what is refused by name, and what a simulation may cost."""
 
+import argparse
 import asyncio
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -10,22 +12,28 @@ import msgspec
 import pytest
 from support.items_harness import embedder
 from support.key_files import bearer, write_keys
+from support.model_factory import model_folder
 from support.past import seen_steps, served, traffic
 from support.server_harness import INFO, Answer, FakeClient, Front, run, until
 from support.simulated import COST, exact_profile
 
 from chairlift import why
+from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
+from chairlift.config.settings import load
 from chairlift.core.cost import ExpertReads
 from chairlift.engine.sequences.messages import EngineStats
-from chairlift.errors import Unavailable
+from chairlift.errors import QueueFull, Unavailable
+from chairlift.plan.as_copied import as_flags
+from chairlift.plan.case import changed
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer, answer
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
-from chairlift.server.models.request_log import EndedRequest, Viewer
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest, Viewer
 from chairlift.server.twin import past_traffic
 from chairlift.server.twin.twin import MOST_ASKED, Twin
+from chairlift.server.twin.what_if_view import _of_sequence
 
 HERE = {"host": "127.0.0.1:8000"}
 PEOPLE: dict[str, dict[str, Any]] = {
@@ -177,8 +185,30 @@ def test_another_strategy_is_tried_with_what_it_reads(here: list[Any]) -> None:
         assert told["tried"]["requests"] == 60
         front = past(config=SequenceConfig(model="tiny", max_num_seqs=2, target_itl_ms=20))
         told = (await ask(front, {"target_itl_ms": None})).json()
-        assert (told["settings"]["tried"]["target_itl_ms"], told["flags"]) == (None, "")
+        assert (told["settings"]["tried"]["target_itl_ms"], told["flags"]) == (None, "--target-itl-ms null")
         assert told["toml"] == "# without target_itl_ms"
+
+    run(go)
+
+
+def test_what_another_strategy_does_not_read_must_go(here: list[Any], tmp_path: Path) -> None:
+    async def go() -> None:
+        model = str(model_folder())
+        started = SequenceConfig(model=model, max_num_seqs=3, target_itl_ms=20, target_ttft_ms=60_000, step_time_ms=90)
+        front = past()
+        # A tuner may have turned some of them back to the default.
+        front.client.config, front.client.configured = msgspec.structs.replace(started, max_num_seqs=64), started
+        told = (await ask(front, {"strategy": "dynamic", "batch_size": 3})).json()
+        gone = ["max_num_seqs", "step_time_ms", "target_itl_ms", "target_ttft_ms"]
+        assert [line for line in told["toml"].splitlines() if "#" in line] == [f"# without {name}" for name in gone]
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        flags = parser.parse_args([model, *as_flags(changed(started)), *shlex.split(told["flags"])])
+        served = load(vars(flags), {}, tmp_path, "").models[0].config
+        assert served == SequenceConfig(model=model, strategy="dynamic", batch_size=3)
+        front.client.config = front.client.configured = SequenceConfig(model=model, strategy="dynamic")
+        told = (await ask(front, {"strategy": "continuous", "max_num_seqs": 2})).json()
+        assert told["toml"] == 'strategy = "continuous"\nmax_num_seqs = 2', "there was no target, so none must go"
 
     run(go)
 
@@ -368,14 +398,55 @@ def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
         for _ in range(25):
             await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
         kept = [call for call in service.metrics.calls if call.seconds > 0]
-        service.metrics.calls.append(kept[-1]._replace(started=kept[-1].ended, ended=kept[-1].ended + 3.0, ahead=True))
+        later = kept[-1]._replace(started=kept[-1].ended, ended=kept[-1].ended + 3.0, ahead=True)
+        service.metrics.calls.append(later)
+        service.metrics.calls.append(later._replace(started=later.started + 1.0, gap=0.25))
         question = past_traffic.lately(past_traffic.past_of(service), [])
         assert isinstance(question, ItemQuestion)
-        (*lags, last), first = [(each.lag, each.ahead) for each in question.calls], question.calls[0]
+        (*lags, last, told), first = [(each.lag, each.ahead) for each in question.calls], question.calls[0]
         assert lags == [(pytest.approx(each.ended - each.started - each.seconds), False) for each in kept]
         assert last == (pytest.approx(3.0 - kept[-1].seconds), True)
+        assert told == (0.25, True), "the worker itself knows best what was between two calls"
         assert all(lag >= 0 for lag, _ in lags)
         assert first.lag is not None
+
+    run(go)
+
+
+def test_who_was_refused_counts() -> None:
+    async def go() -> None:
+        front = past()
+        now, log = time.monotonic(), front.service.log
+        log.refused.append(RefusedRequest(None, now - 3.0, 0, False, 30, 12))
+        log.refused.append(RefusedRequest("bob", now - 2.0, 0, True))
+        given_up = msgspec.structs.replace(
+            slowest(front), id="x", ended=now, finish_reason="shed", total_s=1.0, prefill_s=None, tokens=0
+        )
+        log.keep(None, given_up)
+        question = past_traffic.lately(past_traffic.past_of(front.service), [])
+        assert isinstance(question, SequenceQuestion)
+        refused = [each for each in question.requests if each.refused]
+        assert [(each.size > 0, each.most, each.background) for each in refused] == [
+            (True, 12, False),
+            (False, None, True),
+            (True, None, False),
+        ]
+        assert len({each.tenant for each in question.requests}) == 2
+        told = answer(question, lambda: False)
+        assert told.measured.refused == 2, "background requests count among nobody"
+        assert told.now.figures.requests >= 60
+
+    run(go)
+
+
+def test_it_is_noted_what_was_refused() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True), max_waiting=1)
+        front.client.refusal = QueueFull("no room", 1.0)
+        for _ in range(2):
+            assert (await front.complete(max_tokens=7)).status == 429
+        noted = front.service.log.refused
+        assert [(each.prompt_tokens > 0, each.max_tokens, each.hold_updates) for each in noted] == [(True, 7, True)] * 2
 
     run(go)
 
@@ -463,6 +534,21 @@ def test_what_is_tried_follows_from_the_strategy(config: SequenceConfig, tried: 
         assert tried <= seen.keys()
 
     run(go)
+
+
+def test_tokens_that_more_slots_need_are_told_with_them() -> None:
+    ended = EndedRequest(id="cmpl-0", ended=1.0, finish_reason="length")
+
+    def tried(**settings: Any) -> list[str]:
+        return [each.words for each in _of_sequence(SequenceConfig(model="tiny", **settings), ended)]
+
+    assert tried(max_num_seqs=200)[:2] == [
+        "max_num_seqs = 400",
+        "max_num_seqs = 800 and max_num_batched_tokens = 800",
+    ]
+    assert tried(strategy="none", max_num_batched_tokens=4)[0] == (
+        'strategy = "continuous" and max_num_seqs = 8 and max_num_batched_tokens = 8'
+    )
 
 
 def test_of_what_was_not_answered_nothing_is_simulated(here: list[Any]) -> None:

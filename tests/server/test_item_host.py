@@ -201,3 +201,34 @@ def test_a_standby_worker_that_cannot_be_loaded_is_done_without(caplog: pytest.L
             await it.until(lambda: "standby worker can't be started" in caplog.text)
 
     asyncio.run(body())
+
+
+def test_a_standby_worker_that_could_not_be_loaded_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "AGAIN_S", 0.0)
+    prepared = ItemHost.prepare
+    made: list[Any] = []
+
+    def breaking(host: ItemHost) -> Any:
+        assert host._standby is not None
+        make = host._standby._make
+
+        def broken(on_ready: Callable[[bool], None]) -> Any:
+            made.append(executor := make(on_ready))
+            if len(made) < 3:
+                executor._worker._command = ("chairlift.engine.items.worker", ('{"model": "no.such:Class"}',))
+            return executor
+
+        host._standby._make = broken
+        return prepared(host)
+
+    monkeypatch.setattr(ItemHost, "prepare", breaking)
+
+    async def body() -> None:
+        async with hosted(standby="always") as it:
+            await it.until(lambda: it.standby.ready)
+            assert len(made) == 3
+            os.kill(it.host._executors[0].worker_pid, signal.SIGKILL)
+            await it.until(lambda: not it.host._executors[0].ready)
+            assert await it.ask("pid") == [made[2].worker_pid]
+
+    asyncio.run(body())

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -354,6 +356,32 @@ def test_a_broken_file_changes_nothing_and_is_logged(
         await it.keys.look_again()
         assert (await chat(it, bearer("bob"))).status == 200
         assert (await chat(it, bearer("alice"))).status == 401
+
+    run(go)
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads: list[Path] = []
+    read = Path.read_text
+
+    def full(path: Path, *given: Any) -> str:
+        reads.append(path)
+        if len(reads) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return read(path, *given)
+
+    async def go() -> None:
+        it = front(tmp_path, alice={})
+        write_keys(tmp_path / "keys.toml", bob={})
+        monkeypatch.setattr(Path, "read_text", full)
+        for _ in range(5):
+            await it.keys.look_again()
+        assert len(reads) == 3, "and not once more after that"
+        assert (await chat(it, bearer("bob"))).status == 200
+        assert [record.levelname for record in caplog.records if record.levelname == "ERROR"] == ["ERROR"]
+        assert "Too many open files" in caplog.text
 
     run(go)
 

@@ -199,6 +199,9 @@ class FakeHost:
         self.service.state = "failed"
         self.loaded.set_exception(Unavailable("it can't be loaded"))
 
+    def give_up(self, reason: str) -> None:
+        self.service.state, self.service.failure = "failed", reason
+
     async def drain(self, timeout: float) -> None:
         self.service.state = "draining"
         if not self.loaded.done():
@@ -249,7 +252,8 @@ class Announcing:
         self.front = made = front._Front(settings_of(*names), socket.socket(), 0.0, None)
         made._services = [made._loader.prepare(each) for each in made._first]
         made._models = self.models = Models(made._services, made._loader)
-        made._server = self.server = SimpleNamespace(should_exit=False)  # type: ignore[assignment]
+        config = SimpleNamespace(timeout_graceful_shutdown=5)
+        made._server = self.server = SimpleNamespace(should_exit=False, config=config)  # type: ignore[assignment]
         self.hosts: list[Any] = made._first
         self.telling = [
             asyncio.create_task(made._announce_model(*each)) for each in zip(made._first, made._services, strict=True)
@@ -291,12 +295,35 @@ def test_a_server_leaves_when_all_that_it_has_have_failed(monkeypatch: pytest.Mo
     assert announcing(monkeypatch, "ab", both) == (True, said)
 
 
+def test_a_model_that_cannot_be_served_for_any_other_reason_has_failed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(it: Announcing) -> None:
+        it.hosts[0].loaded.set_exception(OverflowError("too large"))
+        assert await it.telling[0] is None
+        (service,) = it.models.all()
+        assert service.state == "failed"
+        assert "OverflowError: too large" in (service.failure or "")
+
+    assert announcing(monkeypatch, "a", test) == (True, ["chairlift: a: too large"])
+
+
 def test_a_server_stays_when_a_model_is_unloaded_as_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(it: Announcing) -> None:
         await it.models.unload("a")
         assert await it.telling[0] is None
 
     assert announcing(monkeypatch, "a", test) == (False, [])
+
+
+def test_what_has_nothing_to_do_with_a_model_has_the_rest_of_the_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        it = Announcing(monkeypatch, "a")
+        await it.front._leave("SIGTERM")
+        assert it.hosts[0].stopped
+        assert it.server.should_exit
+        assert 5 < it.server.config.timeout_graceful_shutdown <= it.front._config.drain_timeout_s == 30
+        it.telling[0].cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_server_stays_while_one_that_had_failed_serves(monkeypatch: pytest.MonkeyPatch) -> None:

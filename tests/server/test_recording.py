@@ -61,6 +61,19 @@ def test_what_comes_is_told_line_by_line_and_no_text_is() -> None:
     run(go)
 
 
+def test_who_asks_for_the_headers_alone_records_nothing() -> None:
+    async def go() -> None:
+        front = Front()
+        # More than may record at a time.
+        for _ in range(recording_routes.MOST_RECORDINGS + 1):
+            answer = await front.call("HEAD", "/v1/recording", headers=HERE, client="127.0.0.1")
+            assert (answer.status, answer.complete, answer.writes) == (200, True, [])
+        assert answer.headers["content-type"].startswith("application/x-ndjson")
+        assert front.service.recorders == []
+
+    run(go)
+
+
 def test_it_ends_after_so_many_seconds_or_when_the_server_leaves() -> None:
     async def go() -> None:
         front = Front()

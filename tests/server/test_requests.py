@@ -146,11 +146,28 @@ def test_where_the_worker_does_not_say_the_front_says_what_it_knows() -> None:
     async def go() -> None:
         front = Front(FakeClient(manual=True))
         async with asked(front, None) as (stream,):
-            assert (await get(front)).json()["data"][0]["state"] == "waiting"
+            moment = ForeseenMoment(time.monotonic() + 90)
+            front.client.foreseen = {stream.request.id: Foreseen(moment, None, None)}
+
+            async def told() -> Any:
+                (view,) = (await get(front)).json()["data"]
+                assert "ask again" in view["why"]
+                return view
+
+            waits = await told()
+            assert (waits["state"], waits["predicted"]["start"] is None) == ("waiting", False)
+            assert set(waits["phases"]) == {"queued_s", "total_s"}
+            stream.running_since = time.monotonic()
+            reads = await told()
+            assert (reads["state"], reads["predicted"]["start"]) == ("prefilling", None)
+            queued = stream.running_since - stream.request.arrival
+            assert reads["phases"]["queued_s"] == pytest.approx(queued, abs=1e-4)
+            assert reads["phases"]["prefill_s"] >= 0
+            begin(stream, 0.0, 0.0)
             stream.push(SequenceUpdate(stream.request.id, [70]))
-            (told,) = (await get(front)).json()["data"]
-            assert told["state"] == "running"
-            assert "ask again" in told["why"]
+            assert (await told())["state"] == "running"
+            stream.running_since = 0.0
+            assert (await told())["state"] == "preempted"
 
     run(go)
 

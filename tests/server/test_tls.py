@@ -312,8 +312,10 @@ server.serve_forever()
 
 
 @pytest.mark.processes
-def test_the_health_check_looks_behind_an_init(health_check: Path) -> None:
-    command = ["sh", "-c", '"$0" -S -c "$1"; :', sys.executable, _ANSWERS]
+@pytest.mark.parametrize("inits", [1, 2])
+def test_the_health_check_looks_behind_an_init(inits: int, health_check: Path) -> None:
+    last = '"$0" -S -c "$1"; :'
+    command = ["sh", "-c", last if inits == 1 else 'sh -c "$2" "$0" "$1"; :', sys.executable, _ANSWERS, last]
     # In a group of its own, so that both can be ended.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0, preexec_fn=end_with_tests

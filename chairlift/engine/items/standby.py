@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 # A client often sends again what has just failed.
 LINGER_S = 30.0
+# Before one that could not be started is tried again: what it lacked, as memory, may be there by then.
+AGAIN_S = 30.0
 
 
 class Standby:
@@ -79,11 +81,20 @@ class Standby:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _start(self, executor: ProcessExecutor) -> None:
-        await executor.start()
-        try:
-            await executor.wait_ready()
-        except Unavailable as error:
-            log.warning("the standby worker can't be started: %s", error)
+        """Start the worker, and if it can't be loaded others, until one can be or none is needed any more."""
+        while True:
+            await executor.start()
+            try:
+                await executor.wait_ready()
+            except Unavailable as error:
+                log.warning("the standby worker can't be started: %s; trying again in %g s", error, AGAIN_S)
+            else:
+                return
+            await asyncio.sleep(AGAIN_S)
+            await executor.stop()
+            self._restarts += executor.restarts
+            executor = self._executor = self._make(lambda ready: self._on_change())
+            executor.hurry(self._going is None)
 
     def _leave(self) -> None:
         """Give the worker no more batches, and end it after those that it has."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from chairlift.errors import ConfigError
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ class Reloaded(Generic[T]):
         self._read = read
         # Before it is read: what changes meanwhile is seen by the next look.
         self._seen = _look(paths)
+        # What was logged last: of which state of the files, and what was wrong.
+        self._logged: tuple[_Look, str] | None = None
         self.value = read()
 
     async def watch(self, take: Callable[[T], None]) -> None:
@@ -33,17 +37,24 @@ class Reloaded(Generic[T]):
                 take(self.value)
 
     async def look_again(self) -> bool:
-        """Whether there is something new. Files that are wrong are logged, once, and change nothing."""
+        """Whether there is something new. Files that are wrong are logged, once, and change nothing.
+
+        They are not read again before they change. Those that could not be read are: what kept them from that may pass.
+        """
         found = await asyncio.to_thread(_look, self._paths)
         if found == self._seen:
             return False
-        self._seen = found
         try:
             self.value = await asyncio.to_thread(self._read)
         except Exception as error:
             # Whatever it is, the next change is looked at too.
-            log.error("%s; what was read before stays in force", error)
+            if isinstance(error, ConfigError) and not isinstance(error.__cause__, OSError):
+                self._seen = found
+            if (problem := (found, str(error))) != self._logged:
+                self._logged = problem
+                log.error("%s; what was read before stays in force", error)
             return False
+        self._seen, self._logged = found, None
         log.info("read anew: %s", ", ".join(map(str, self._paths)))
         return True
 

@@ -81,7 +81,7 @@ def _read(setting: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{setting} {path} can't be read: {error.strerror}") from None
+        raise ConfigError(f"{setting} {path} can't be read: {error.strerror}") from error
 
 
 def _refuse_passphrase(key: Path) -> str:

@@ -34,6 +34,10 @@ class Host(Protocol):
         """Return once requests are taken in. Raises Unavailable if the model can't be loaded."""
         ...
 
+    def give_up(self, reason: str) -> None:
+        """End the workers and start no others: the model can't be served."""
+        ...
+
     @property
     def about(self) -> str:
         """What was loaded, in a few words."""

@@ -86,15 +86,19 @@ class ItemHost:
         try:
             self._info = await self._all_loaded()
         except Unavailable as error:
-            for executor in self._executors:
-                executor.give_up(str(error))
-            self._show_state()
+            self.give_up(str(error))
             raise
         self._dispatcher.configure(self._config.limits(self._info.max_batch_size, self._info.max_wait_ms))
         for number, executor in enumerate(self._executors):
             self._instance_changed(number, executor.ready)
         if self._standby is not None and self._config.standby == "always":
             self._standby.begin()
+
+    def give_up(self, reason: str) -> None:
+        """End the workers and start no others."""
+        for executor in self._executors:
+            executor.give_up(reason)
+        self._show_state()
 
     async def _all_loaded(self) -> ItemInfo:
         """What the workers say of the model, once all have loaded and the tokenizer, if there is one, is read."""

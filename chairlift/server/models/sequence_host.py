@@ -73,8 +73,12 @@ class SequenceHost:
     async def wait_ready(self) -> None:
         """Wait for the worker."""
         if self._unreadable is not None:
-            self._client.give_up(self._unreadable)
+            self.give_up(self._unreadable)
         await self._client.wait_ready()
+
+    def give_up(self, reason: str) -> None:
+        """End the worker and start no other."""
+        self._client.give_up(reason)
 
     @property
     def about(self) -> str:
