@@ -12,10 +12,11 @@ what the simulator says it is, and each of the `--loads` is a share of it. After
 the next load is simulated by that, and the same load once more, as no simulator can be truer than what it was told, and
 a shared machine may be another two minutes later. After each load, too, the server is asked for a forecast of its last
 two minutes as they were: the same simulator, told of the very steps that it is held against; its error is from what the
-server saw. With `--again` every load is sent twice to the server: how far the second time is off the first is what
-nobody could have foretold. The real run is that of `chairlift bench serve`; both are summed up by the same code. With
-random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is; they are drawn
-at a temperature, as those that were measured.
+server saw. And it is asked for the traffic of these minutes, by whose steps the next load is simulated: that is what
+`chairlift plan URL` plans with. With `--again` every load is sent twice to the server: how far the second time is off
+the first is what nobody could have foretold. The real run is that of `chairlift bench serve`; both are summed up by the
+same code. With random weights some tokens are no text, so every request's `--extra` fields make all tokens one that is;
+they are drawn at a temperature, as those that were measured.
 """
 
 import argparse
@@ -42,6 +43,8 @@ from chairlift.bench.load import Load
 from chairlift.bench.measure_front import front_cost
 from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
 from chairlift.bench.replay import PromptMaker, replay
+from chairlift.bench.running_server import RunningServer
+from chairlift.bench.served_traffic import ServedTraffic, served_traffic
 from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile
@@ -59,6 +62,8 @@ COLUMNS = (
     Column("error_percent", "error", "{:+.1f}%"),
     Column("after", "as measured after", "{:.1f}"),
     Column("after_percent", "error", "{:+.1f}%"),
+    Column("lower", "by the steps of the load before", "{:.1f}"),
+    Column("lower_percent", "error", "{:+.1f}%"),
     Column("own", "by its own steps", "{:.1f}"),
     Column("own_percent", "error", "{:+.1f}%"),
     Column("again", "real again", "{:.1f}"),
@@ -91,6 +96,7 @@ NEAR_CAPACITY = 0.95
 ERRORS = (
     ("error_percent", "as measured before"),
     ("after_percent", "as measured after"),
+    ("lower_percent", "by the steps of the load before"),
     ("own_percent", "by its own steps"),
 )
 # How long is taken to see what the front costs.
@@ -156,10 +162,15 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
         capacity = capacity_of(model, front, trace)
         about = {"front": msgspec.to_builtins(front), "cost": [list(profile.cost)], "capacity": [capacity]}
         recording.results["measured"].append(about)
+        before: ServedTraffic | None = None
         for load in args.loads:
             sent = at_load(trace, load * capacity, args.seconds)
             runs = {"real": _replayed(args, target, sent)}
             own = forecast(port, FORECAST)
+            if before is not None:
+                seen = SequenceModel(config, before.profile)
+                runs["lower"] = figures(simulated(seen, before.front, sent, args.drain), NO_TARGET)
+            before = last_traffic(port)
             if args.again:
                 runs["again"] = _replayed(args, target, sent)
             runs["simulated"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
@@ -199,6 +210,12 @@ def forecast(port: int, figures: Mapping[str, tuple[str, int | None, float]]) ->
         )
         found[title] = {"seen": seen, "own": own, "own_percent": _off(seen, own)}
     return found
+
+
+def last_traffic(port: int) -> ServedTraffic:
+    """The last two minutes of the server, as `chairlift plan URL` gets them."""
+    server = RunningServer(f"http://127.0.0.1:{port}")
+    return served_traffic(server, server.model(SERVED_NAME))
 
 
 def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:

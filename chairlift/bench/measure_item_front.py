@@ -1,7 +1,7 @@
 """What the front takes for requests that are answered in one call, and how it slows its worker down: on a server."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
 from math import inf
 from pathlib import Path
@@ -15,6 +15,7 @@ from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
 from chairlift.bench.measure_front import MEASURED, cpu_seconds, measured_server
 from chairlift.bench.replay import PromptMaker
 from chairlift.bench.running_server import RunningServer
+from chairlift.bench.served_traffic import served_calls
 from chairlift.config.items import ItemConfig
 from chairlift.errors import RequestFailed
 from chairlift.plan.item_case import ItemCase
@@ -106,7 +107,10 @@ def item_front(
         token = max((long - short) / max(longest - least, 1), 0.0)
         item = max((many - short) / (_MANY - 1) - token * (least + _ADDED), 0.0)
     on_progress(0.9)
-    alone, load = _held(pid, requests, requests.posted([least] * _LEAST), clients=1)
+    server = RunningServer(f"http://{requests.target.host}:{requests.target.port}")
+    between = _median(call.lag for call in served_calls(server, requests.target.model) if call.ahead)
+    alone, _ = _held(pid, requests, requests.posted([least] * _LEAST), clients=1)
+    lag = _median(call.lag for call in served_calls(server, requests.target.model)[-_LEAST:] if not call.ahead)
     limits = config.limits(profile.max_batch_size, profile.max_wait_ms)
     # Who is alone has a batch of its own, and in a crowd, whose batches are full, a share of one.
     share = 1 / max(min(limits.max_batch_size, (limits.max_batch_tokens or inf) / _mean_size(requests, lengths)), 1)
@@ -114,10 +118,8 @@ def item_front(
     own = alone - item - token * (least + _ADDED)
     batch = max((own - shared) / (1 - share), 0.0) if share < 1 else 0.0
     request = max(shared - share * batch, _LEAST_S)
-    whole = median(outcome.ended - outcome.due for outcome in load.outcomes)
-    call = profile.call + profile.size * _tokens(requests, least)
-    hop = max((whole - call - limits.max_wait - alone) / 2, _LEAST_HOP_S)
-    front = FrontCost(request=request, prompt_token=token, item=item, batch=batch, hop=hop)
+    hop = max((lag - batch) / 2, _LEAST_HOP_S)
+    front = FrontCost(request=request, prompt_token=token, item=item, batch=batch, hop=hop, between=between)
     on_progress(1.0)
     taken = median(_seconds(load) for _, load in crowds)
     trace = tuple(TraceRequest(arrival=0.0, input_length=_tokens(requests, length)) for length in lengths)
@@ -146,6 +148,12 @@ def _crowds(
         crowds.append(_held(pid, requests, requests.posted(lengths), apart=apart))
         on_progress(0.6 * done / _CROWDS)
     return crowds
+
+
+def _median(lags: Iterable[float | None]) -> float:
+    """Of those that are known; 0 if none is."""
+    known = [lag for lag in lags if lag is not None]
+    return median(known) if known else 0.0
 
 
 def _mean_size(requests: ItemRequests, lengths: Sequence[int]) -> float:

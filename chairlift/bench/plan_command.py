@@ -2,6 +2,7 @@
 
 import argparse
 import multiprocessing
+import os
 import shlex
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.bench.output_files import check_output, saving
 from chairlift.bench.plan_report import PlanResults, markdown
 from chairlift.bench.plan_served import subject_served
 from chairlift.bench.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
@@ -22,8 +24,9 @@ from chairlift.bench.plot import check_plot, plot_curves
 from chairlift.bench.raw_results import HelpFormatter
 from chairlift.config.flags import HELP, dashed
 from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
-from chairlift.plan.advice import TrafficFacts, facts_of, rounded
+from chairlift.plan.advice import TrafficFacts, facts_of, fewness_notes, rounded
 from chairlift.plan.as_copied import as_flags
 from chairlift.plan.case import PlanCase, changed, highest_rate
 from chairlift.plan.item_advice import item_decision
@@ -92,12 +95,12 @@ def _add_traffic(traffic: "argparse._ArgumentGroup") -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Make a plan and print it."""
+    _check_outputs(args)
     subject = subject_served(args) if "://" in args.model else subject_here(args)
     items = isinstance(subject.config, ItemConfig)
     targets = targets_in(args, items)
-    _check_outputs(args)
     expect(args, subject.config)
-    trace = traffic_in(args, items, sized=isinstance(subject.config, ItemConfig) and subject.config.kind == "encoder")
+    trace = traffic_in(args, items, _is_sized(subject.config), subject.trace)
     profile, machine = profile_of(args, subject)
     trace = fitted(trace, _longest(subject, profile))
     mode = None if targets is not None else args.mode or _BALANCED
@@ -115,7 +118,7 @@ def main(args: argparse.Namespace) -> int:
         machine=machine.machine,
         mode=mode,
         front=machine.front,
-        notes=[*subject.notes, *steadiness_notes(profile), *_as_it_is(case, subject)],
+        notes=[*subject.notes, *steadiness_notes(profile), *fewness_notes(plan), *_as_it_is(case, subject)],
         given=subject.given,
         facts=facts,
         plan=plan,
@@ -124,11 +127,18 @@ def main(args: argparse.Namespace) -> int:
     )
     print(markdown(results))
     if args.out:
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+        with saving("--out", args.out):
+            args.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     if args.plot:
-        plot_curves(plan, args.plot)
+        with saving("--plot", args.plot):
+            plot_curves(plan, args.plot)
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0
+
+
+def _is_sized(config: SequenceConfig | ItemConfig) -> bool:
+    """Whether an item's size is its tokens."""
+    return isinstance(config, ItemConfig) and config.kind == "encoder"
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -137,8 +147,9 @@ def _check_outputs(args: argparse.Namespace) -> None:
         raise ConfigError(f"--processes must be at least 1, got {args.processes}")
     for name in ("out", "plot", "profile"):
         path = getattr(args, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"--{name} {path}: there is no folder {path.absolute().parent}")
+        # A profile that is there is only read.
+        if path is not None and not (name == "profile" and os.path.exists(path)):
+            check_output(f"--{name}", path)
     if args.plot is not None:
         check_plot()
 

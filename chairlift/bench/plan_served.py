@@ -3,8 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,18 +16,22 @@ from chairlift.bench.plan_subject import (
     open_sequences,
     progress_bar,
 )
+from chairlift.bench.plan_traffic import is_described
 from chairlift.bench.raw_results import machine_in_words
 from chairlift.bench.running_server import RunningServer
+from chairlift.bench.served_traffic import served_traffic
 from chairlift.config.flags import dashed
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
-from chairlift.plan.machine_profile import MachineProfile
+from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
 from chairlift.runners.items import TEXT_TASKS
 
 _LESS_EXACT = (
     "measured from outside, by requests of known lengths: less exact than `chairlift plan FOLDER`, which sees single "
 )
+_UNSEEN_CALLS = "calls: how many cores one takes is not seen, so instances stay as they are, and share them"
+_UNSEEN_STEPS = "steps: these have the time after them, and the front's, in them; the KV cache stays as large as it is"
 
 
 def subject_served(args: argparse.Namespace) -> Subject:
@@ -38,34 +40,40 @@ def subject_served(args: argparse.Namespace) -> Subject:
     own = [dashed(name) for name in SETTINGS if name in vars(args)]
     if own:
         raise ConfigError(f"--{own[0]} is a setting of the server, which has it already; leave it out")
-    reads_profile = args.profile is not None and args.profile.exists()
-    if not (server.is_here or args.yes or reads_profile):
-        raise ConfigError(f"{args.model} is another machine, to which requests would be sent: say --yes, or --profile")
+    _check_may_send(args, server, is_described(args))
     about = server.model(args.served_name)
     name, now = str(about["id"]), _settings_now(about)
+    described = is_described(args, now)
+    _check_may_send(args, server, described)
     notes: list[str] = []
-    given: dict[str, Any] = {}
     examples = examples_for(args, now)
-    if isinstance(now, ItemConfig):
-        measure: Callable[..., Any] = partial(measure_served_items, server, about, now, examples)
-        waits_for_nobody: SequenceConfig | ItemConfig = open_items(now)
-        unseen = "calls: how many cores one takes is not seen, so instances stay as they are, and share them"
-        # The model may have defaults of its own, which are not told.
-        given = {"max_batch_size": DEFAULT_MAX_BATCH_SIZE, "max_wait_ms": 0.0}
-    else:
-        measure = partial(measure_served_sequences, server, about, now)
-        waits_for_nobody = open_sequences(now)
-        unseen = "steps: these have the time after them, and the front's, in them; the KV cache stays as large as it is"
-    return Subject(
+    items = isinstance(now, ItemConfig)
+    subject = Subject(
         name,
-        waits_for_nobody,
+        open_items(now) if isinstance(now, ItemConfig) else open_sequences(now),
         int(about["settings"]["max_waiting"]),
-        lambda seconds: _measured(server, name, measure, seconds, unseen, notes),
-        given=given,
+        lambda seconds: _measured(server, about, now, examples, seconds, notes),
+        # The model may have defaults of its own, which are not told.
+        given={"max_batch_size": DEFAULT_MAX_BATCH_SIZE, "max_wait_ms": 0.0} if items else {},
         notes=notes,
         title=f"{name} at {args.model}",
         now=now,
     )
+    if described:
+        return subject
+    if examples:
+        raise ConfigError("--examples are sent to measure a server, and its own traffic is planned for; leave it out")
+    traffic = served_traffic(server, about)
+    notes.append(traffic.about)
+    profile = MachineProfile(machine=_machine(server), front=traffic.front, models={name: traffic.profile})
+    return subject._replace(measure=lambda seconds: profile, trace=traffic.trace)
+
+
+def _check_may_send(args: argparse.Namespace, server: RunningServer, described: bool) -> None:
+    """Raise ConfigError where another machine would be measured, unasked, for traffic that is described."""
+    reads_profile = args.profile is not None and args.profile.exists()
+    if described and not (server.is_here or args.yes or reads_profile):
+        raise ConfigError(f"{args.model} is another machine, to which requests would be sent: say --yes, or --profile")
 
 
 def _settings_now(about: dict[str, Any]) -> SequenceConfig | ItemConfig:
@@ -85,20 +93,28 @@ def _settings_now(about: dict[str, Any]) -> SequenceConfig | ItemConfig:
 
 def _measured(
     server: RunningServer,
-    name: str,
-    measure: Callable[..., Any],
+    about: dict[str, Any],
+    now: SequenceConfig | ItemConfig,
+    examples: list[Any],
     seconds: float,
-    unseen: str,
     notes: list[str],
 ) -> MachineProfile:
     """Send requests, and say so."""
-    about = f"for at most {seconds:g} s, at a low priority, to at most half of its slots"
-    print(f"note: this sends requests to {server.url} {about}", file=sys.stderr)
+    said = f"for at most {seconds:g} s, at a low priority, to at most half of its slots"
+    print(f"note: this sends requests to {server.url} {said}", file=sys.stderr)
     others = server.busy()
+    profile: SequenceProfile | ItemProfile
     with progress_bar("measure") as progress:
-        profile, front = measure(seconds, progress)
-    notes.append(_LESS_EXACT + unseen)
+        if isinstance(now, ItemConfig):
+            profile, front = measure_served_items(server, about, now, examples, seconds, progress)
+            notes.append(_LESS_EXACT + _UNSEEN_CALLS)
+        else:
+            profile, front = measure_served_sequences(server, about, now, seconds, progress)
+            notes.append(_LESS_EXACT + _UNSEEN_STEPS)
     if others:
         notes.append(f"it had {others} other requests when that began, and what they took is in these times")
-    machine = machine_in_words() if server.is_here else f"that of {server.host}"
-    return MachineProfile(machine=machine, front=front, models={name: profile})
+    return MachineProfile(machine=_machine(server), front=front, models={str(about["id"]): profile})
+
+
+def _machine(server: RunningServer) -> str:
+    return machine_in_words() if server.is_here else f"that of {server.host}"

@@ -13,22 +13,29 @@ from typing import Any, NamedTuple
 import msgspec
 from tqdm import tqdm
 
+from chairlift.bench.output_files import saving
 from chairlift.bench.raw_results import machine_in_words
 from chairlift.config.items import ItemConfig
+from chairlift.config.model_files import contents_of
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
 from chairlift.demo import demo_path
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, looking_at
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
 from chairlift.plan.sequence_candidates import with_strategy
+from chairlift.plan.trace import TraceRequest
 
 # Settings of the model that change what is measured, and hold for the plan as for the server.
 SETTINGS = (
     *("kind", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "max_model_len", "device", "num_threads"),
     "max_batch_tokens",
 )
+# Other settings of the model that change what is measured.
+_NO_FLAGS = ("ops", "implementation", "block_size", "outputs", "options")
+# KV memory goes by these two together; and the name under which a profile has what a model's files hold.
+_EXPECTED, _FILES = "expected_input_tokens + expected_output_tokens", "files"
 # What is measured: as many sequences, and as long steps, as a plan may propose; and as many items.
-_MEASURED_SLOTS, _MEASURED_TOKENS, _MEASURED_ITEMS = 64, 2048, 64
+_MEASURED_SLOTS, _MEASURED_TOKENS, _MEASURED_ITEMS = 128, 2048, 64
 # Of the time of a measurement, what the front has.
 _FRONT = 0.3
 # Gives a slot to whoever comes: what measuring, and requests without company, take.
@@ -40,7 +47,8 @@ class Subject(NamedTuple):
     """A model: under which `name` it is copied, with which settings, and what measures it within so many seconds.
 
     `config` waits for nobody, and has what is sought at any value. `given` are settings that go with any plan, `notes`
-    say how far what was measured can be trusted. A server that runs has a `title`, and settings `now`.
+    say how far what was measured can be trusted. A server that runs has a `title`, settings `now`, and where nobody
+    says what comes, the `trace` of what came.
     """
 
     name: str
@@ -51,6 +59,7 @@ class Subject(NamedTuple):
     notes: Sequence[str] = ()
     title: str = ""
     now: SequenceConfig | ItemConfig | None = None
+    trace: Sequence[TraceRequest] = ()
 
 
 def subject_here(args: argparse.Namespace) -> Subject:
@@ -103,24 +112,38 @@ def profile_of(args: argparse.Namespace, subject: Subject) -> tuple[SequenceProf
     machine.settings = _settings_of(subject)
     (profile,) = machine.models.values()
     if args.profile is not None:
-        machine.save(args.profile)
+        with saving("--profile", args.profile):
+            machine.save(args.profile)
     return profile, machine
 
 
 def _settings_of(subject: Subject) -> dict[str, Any]:
-    """What steps and calls depend on, beside what a plan seeks."""
+    """What steps and calls depend on, beside what a plan seeks, as a profile has it."""
     config = subject.config
-    found = {name: getattr(config, name) for name in SETTINGS if name in config.__struct_fields__}
-    return {**found, "model": Path(config.model).name}
+    found = {name: getattr(config, name) for name in (*SETTINGS, *_NO_FLAGS) if name in config.__struct_fields__}
+    if isinstance(config, SequenceConfig):
+        found[_EXPECTED] = config.expected_tokens
+    found["model"] = Path(config.model).name
+    # A server tells no files.
+    if not subject.title:
+        with looking_at(Path(config.model)):
+            found[_FILES] = contents_of(config.model)
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+    return plain
 
 
 def _check_settings(path: Path, machine: MachineProfile, subject: Subject) -> None:
     """Raise ConfigError for a profile of something else, which would be planned for in silence."""
-    wanted = _settings_of(subject)
-    for name, measured in machine.settings.items():
-        if name in wanted and wanted[name] != measured:
-            problem = f"it was measured with {name} {measured!r}, and the plan is for {wanted[name]!r}"
-            raise ConfigError(f"profile {path}: {problem}; name another file, and that is measured and saved there")
+    wanted, before = _settings_of(subject), machine.settings
+    # Files tell a model better than the name of its folder, which may have been moved; not all models have some.
+    untold = _FILES if None in (wanted.get(_FILES), before.get(_FILES)) else "model"
+    for name, measured in before.items():
+        if name == untold or name not in wanted or wanted[name] == measured:
+            continue
+        problem = f"it was measured with {name} {measured!r}, and the plan is for {wanted[name]!r}"
+        if name == _FILES:
+            problem = f"it was measured with other files than those of {subject.config.model}"
+        raise ConfigError(f"profile {path}: {problem}; name another file, and that is measured and saved there")
 
 
 def examples_for(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> list[Any]:

@@ -1,6 +1,7 @@
 """What `chairlift plan` is asked: the traffic that comes, and what is promised of it."""
 
 import argparse
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
@@ -48,24 +49,47 @@ def expect(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> Non
         args.output_lengths = f"exponential:{config.expected_output_tokens}"
 
 
-def traffic_in(args: argparse.Namespace, items: bool, sized: bool) -> list[TraceRequest]:
-    """The requests that come: recorded, or made up as described. `items` is what models that answer in one call get.
+def is_described(args: argparse.Namespace, config: SequenceConfig | ItemConfig | None = None) -> bool:
+    """Whether the flags say what comes, by themselves or with what a server's settings expect."""
+    if args.trace is not None or _lengths(args) != (None, None, None):
+        return True
+    if args.rate is None or config is None:
+        return False
+    if isinstance(config, ItemConfig):
+        return config.kind != "encoder"
+    return config.expected_input_tokens is not None and config.expected_output_tokens is not None
 
-    Of these only those that are `sized` have lengths. Raises ConfigError for what is missing or too much.
+
+def traffic_in(
+    args: argparse.Namespace, items: bool, sized: bool, seen: Sequence[TraceRequest] = ()
+) -> list[TraceRequest]:
+    """The requests that come: recorded, made up as described, or what a server has `seen`.
+
+    Those with `items` are of models that answer in one call, of which only those that are `sized` have lengths. Raises
+    ConfigError for what is missing or too much.
     """
-    described = (args.input_lengths, args.output_lengths, args.items)
     if args.rate is not None and not 0 < args.rate < inf:
         raise ConfigError(f"--rate must be more than 0, got {args.rate:g}")
-    if args.trace is None:
+    if args.trace is None and args.trace_model is not None:
+        raise ConfigError("--trace-model chooses among the models of a --trace, and there is none")
+    if args.trace is None and not seen:
         return _made_up(args, items, sized)
-    if described != (None, None, None):
-        raise ConfigError("the trace has its own lengths: leave out --input-lengths, --output-lengths and --items")
-    trace = read_trace(args.trace, most=_MOST_REQUESTS)
-    trace = with_answers(_of_model(trace, args, items), args.seed)
+    if args.trace is None:
+        name, trace = "the server's own", list(seen)
+    else:
+        if _lengths(args) != (None, None, None):
+            raise ConfigError("the trace has its own lengths: leave out --input-lengths, --output-lengths and --items")
+        name, trace = f"trace {args.trace}", _of_model(read_trace(args.trace, most=_MOST_REQUESTS), args, items)
+    trace = with_answers(trace, args.seed)
     if len(trace) < _LEAST_REQUESTS or duration(trace) == 0:
-        message = f"trace {args.trace}: a plan needs {_LEAST_REQUESTS} requests or more, at more than one moment"
+        message = f"{name}: a plan needs {_LEAST_REQUESTS} requests or more, at more than one moment"
         raise ConfigError(f"{message}, got {len(trace)} in {duration(trace):g} s")
     return trace
+
+
+def _lengths(args: argparse.Namespace) -> tuple[str | None, str | None, int | None]:
+    """What is said of requests beside when they come."""
+    return args.input_lengths, args.output_lengths, args.items
 
 
 def _made_up(args: argparse.Namespace, items: bool, sized: bool) -> list[TraceRequest]:
@@ -81,8 +105,6 @@ def _made_up(args: argparse.Namespace, items: bool, sized: bool) -> list[TraceRe
         *others, last = (f"--{dashed(name)}" for name in needed)
         said = f"{', '.join(others)} and {last}" if others else last
         raise ConfigError(f"say what comes: --trace FILE, or {said}")
-    if args.trace_model is not None:
-        raise ConfigError("--trace-model chooses among the models of a --trace, and there is none")
     count = 1 if args.items is None else args.items
     if not 1 <= count <= MOST_HASHES:
         raise ConfigError(f"--items must be between 1 and {MOST_HASHES}, got {count}")

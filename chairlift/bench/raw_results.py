@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chairlift.bench.output_files import saving
 from chairlift.errors import ConfigError
 
 Results = dict[str, Any]
@@ -115,9 +116,10 @@ class Recording:
         self.save()
 
     def save(self) -> None:
-        """Save what is known by now; `add` and `fail` do."""
+        """Save what is known by now; `add` and `fail` do. Raises ConfigError if that can't be written."""
         if self._path is not None:
-            save(self.results, self._path)
+            with saving("--out", self._path):
+                save(self.results, self._path)
 
 
 def caption(results: Results) -> str:

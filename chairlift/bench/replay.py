@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tqdm import tqdm
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import COLUMNS, RATE, Slo, figures
 from chairlift.bench.load import Arrival, Load, open_loop
+from chairlift.bench.output_files import check_output, saving
 from chairlift.bench.raw_results import HelpFormatter, Recording, Results, caption, start, table
 from chairlift.config.flags import dashed
 from chairlift.errors import ConfigError
@@ -30,6 +32,10 @@ _DEFAULT_VOCAB = 30_000
 _FIRST_ID = 10
 # Seconds that a replay may take, and its last answers: a month.
 _LONGEST_S = 30 * 86_400
+# Memory that requests may take which are ready to send, and about what a token of a prompt and the rest of one take.
+_MOST_READY_BYTES, _BYTES_A_TOKEN, _BYTES_A_REQUEST = 2 * 10**9, 6, 500
+# Making them ready shows how far it is, if it takes longer than this.
+_SILENT_S = 1.0
 
 
 class PromptMaker:
@@ -160,7 +166,8 @@ def main(args: argparse.Namespace) -> int:
     load = replay(target, trace, args.api, PromptMaker(args.vocab, args.seed), args.drain)
     recording.add(figures(load, Slo(args.target_ttft_ms, args.target_tpot_ms)))
     if args.requests_out:
-        save_requests(args.requests_out, load)
+        with saving("--requests-out", args.requests_out):
+            save_requests(args.requests_out, load)
     if args.json:
         json.dump(recording.results, sys.stdout, indent=2)
         print()
@@ -207,7 +214,9 @@ def replay(
     """
     body = APIS[api][1]
     arrivals = []
-    for number, request in enumerate(trace):
+    # All are made before the first is sent: one that is made meanwhile, even in another thread, would delay others.
+    bar = tqdm(trace, desc="prepare", unit="req", leave=False, dynamic_ncols=True, delay=_SILENT_S)
+    for number, request in enumerate(bar):
         headers: tuple[str, ...] = ()
         if request.priority:
             headers += (f"X-Request-Priority: {request.priority}",)
@@ -247,7 +256,19 @@ def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
     if duration(trace) > _LONGEST_S:
         lasts = f"the trace lasts {duration(trace):g} s at this speed, and a replay at most {_LONGEST_S}"
         raise ConfigError(f"{lasts}: raise --speed, or cut it with --seconds")
+    _check_memory(trace, args)
     return trace
+
+
+def _check_memory(trace: Sequence[TraceRequest], args: argparse.Namespace) -> None:
+    """Raise ConfigError for more than can be made ready to send before the first request is sent."""
+    tokens = 0 if args.api == "oip" else sum(max(each.items, 1) * each.input_length for each in trace)
+    size = len(trace) * (_BYTES_A_REQUEST + len(args.extra)) + tokens * _BYTES_A_TOKEN
+    if size > _MOST_READY_BYTES:
+        much = f"the trace's {len(trace)} requests take about {size / 1e9:.3g} GB ready to send, and all are made ready"
+        most = f"before the first is sent, in at most {_MOST_READY_BYTES / 1e9:.3g} GB"
+        instead = "take fewer with --limit or --seconds, or shorter ones with --scale-lengths or --max-model-len"
+        raise ConfigError(f"{much} {most}: {instead}")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -262,8 +283,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--drain must be from 0 to {_LONGEST_S} seconds, got {args.drain:g}")
     for flag, path in (("--out", args.out), ("--requests-out", args.requests_out)):
         # Said now, and not after the replay.
-        if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
-            raise ConfigError(f"{flag} {path} can't be written: name a file in a folder that is there")
+        if path is not None:
+            check_output(flag, path)
 
 
 def _sendable(trace: list[TraceRequest], args: argparse.Namespace) -> list[TraceRequest]:

@@ -109,18 +109,36 @@ def _measure(args: argparse.Namespace) -> Results:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what contradicts itself, and fill in the lengths of what is made up."""
-    if args.requests < 1 or args.rounds < 1:
-        raise ConfigError(f"--requests and --rounds must be at least 1, got {args.requests} and {args.rounds}")
+    for name in ("slots", "requests", "rounds"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.rate is not None and not 0 < args.rate < inf:
         raise ConfigError(f"--rate must be more than 0, got {args.rate:g}")
-    if args.concurrency is not None and args.concurrency < 1:
-        raise ConfigError(f"--concurrency must be at least 1, got {args.concurrency}")
-    if args.concurrency is not None and (args.rate is not None or args.trace is not None):
-        raise ConfigError("--concurrency is of a closed loop; with --rate or --trace requests come by themselves")
+    if args.concurrency is not None:
+        _check_concurrency(args)
     if args.trace is not None and (args.prompt_len, args.output_len) != (None, None):
         raise ConfigError("the trace has its own lengths: leave out --prompt-len and --output-len")
     if args.trace is None:
         args.prompt_len, args.output_len = args.prompt_len or _PROMPTS, args.output_len or _OUTPUTS
+
+
+def _check_concurrency(args: argparse.Namespace) -> None:
+    """Refuse clients of a closed loop where there is none, and fewer than a batch that waits for all of them takes."""
+    if args.concurrency < 1:
+        raise ConfigError(f"--concurrency must be at least 1, got {args.concurrency}")
+    if args.rate is not None or args.trace is not None:
+        raise ConfigError("--concurrency is of a closed loop; with --rate or --trace requests come by themselves")
+    full = [
+        name
+        for name in args.strategies
+        if STRATEGIES[name].closes_batch and "max_wait_ms" not in STRATEGIES[name].settings
+    ]
+    # Once all requests have been sent, a batch leaves as it is.
+    if full and args.concurrency < min(args.slots, args.requests):
+        raise ConfigError(
+            f"--concurrency {args.concurrency} never fills {args.slots} --slots, which {' and '.join(full)} waits for: "
+            f"raise --concurrency to {args.slots}, lower --slots, or leave {' and '.join(full)} out of --strategies"
+        )
 
 
 def _runner(config: SequenceConfig) -> Any:

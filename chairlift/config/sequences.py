@@ -38,10 +38,16 @@ ToolDialect = Literal[
     "gemma",
     "function_gemma",
     "harmony",
+    "lfm2",
+    "granite",
+    "phi",
+    "command",
 ]
 
 # Tokens that prompts or answers may be expected to have.
 _MOST_EXPECTED = 2**20
+# KV memory for what runs, and as much for prefixes that are kept.
+_KEPT = 2
 
 
 class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -140,6 +146,12 @@ class SequenceConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.expected_input_tokens is None or self.expected_output_tokens is None:
             return None
         return self.expected_input_tokens + self.expected_output_tokens
+
+    def expected_blocks(self, block_size: int) -> int | None:
+        """KV blocks for slots full of such requests, and as many for prefixes that are kept; None if nobody said."""
+        if self.expected_tokens is None:
+            return None
+        return _KEPT * self.slots * -(-self.expected_tokens // block_size)
 
     @property
     def slots(self) -> int:

@@ -12,6 +12,8 @@ from chairlift.plan.trace import TraceRequest, duration
 
 # So many requests at once are as good as one.
 ALONE = 1.2
+# Where fewer are simulated for each that runs at a time, most of them come into a machine that fills or empties.
+_A_CROWD = 4
 
 
 class TrafficFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -69,6 +71,15 @@ def verdict(plan: ServingPlan, advised: Collection[str], seen: str) -> str:
     if plan.chosen in advised:
         return f"{text} Take {plan.chosen}."
     return f"{text} Here {plan.chosen} is ahead all the same: what it loses weighs less than what it saves. Take it."
+
+
+def fewness_notes(plan: ServingPlan) -> list[str]:
+    """Return what a plan says of itself where it was made on few requests, which is nothing if they were enough."""
+    running = plan.best.at.mean_batch if plan.best is not None and plan.best.at is not None else 0.0
+    if plan.requests >= _A_CROWD * running:
+        return []
+    about = f"answers are so long that {plan.requests} requests were simulated, with {rounded(running)} at a time"
+    return [f"{about}: the rates here are rough, and a longer run may keep less"]
 
 
 def at_once(plan: ServingPlan, facts: TrafficFacts) -> float:

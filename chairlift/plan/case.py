@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from math import inf, sqrt
+from math import sqrt
 from statistics import fmean
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,10 +20,12 @@ from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
 from chairlift.plan.targets import LatencyTargets
-from chairlift.plan.trace import TraceRequest, duration, scaled
+from chairlift.plan.trace import TraceRequest, duration, repeated, scaled
 
 # Shares of what a server can do at all, from the top: the first at which the targets are kept is near the highest rate.
-_LADDER = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05)
+_LADDER = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05, 0.02, 0.01)
+# In a crowd there are so many requests for each place, or nobody would wait for one.
+_TURNS = 3
 # Requests so many times as far apart as one takes on average have no company, but for the very longest.
 _APART = 20
 
@@ -91,6 +93,17 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         """Return how much a request takes to simulate: tokens of its output and blocks of its prompt, or items."""
 
     @abstractmethod
+    def places(self, config: ConfigT) -> int:
+        """Return how many requests are computed at once."""
+
+    @abstractmethod
+    def answered(self, run: SimulatedRun, until: float) -> float:
+        """Return how many requests a second are answered where there are always enough, from a run until a moment.
+
+        Up to then there were, and at that moment the last one began.
+        """
+
+    @abstractmethod
     def mode_targets(self, mode: str, alone: Latencies) -> LatencyTargets:
         """Return the targets of a mode, where requests that have no company see `alone`."""
 
@@ -110,7 +123,7 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
 
     def at(self, rate: float, count: int) -> list[TraceRequest]:
         """Return the first `count` requests, so many a second; those that all come at one moment still do."""
-        part = self.trace[:count]
+        part = repeated(self.trace, count)
         return scaled(part, rate * duration(part) / len(part) or 1.0)
 
     def run(self, config: ConfigT, rate: float, count: int, replicas: int = 1) -> SimulatedRun:
@@ -144,18 +157,20 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         return not judge.missed and not self.targets.missed(latencies(run, self.targets.percentile))
 
     def capacity(self, config: ConfigT, count: int) -> float:
-        """Return the requests a second that are answered where there are always enough of them."""
+        """Return the requests a second that are answered where there are always enough of the first `count`.
+
+        Only what is done as long as somebody waits tells that: the last answers have the machine for themselves.
+        """
         crowd = [
             msgspec.structs.replace(request, arrival=0.0, timeout=None, background=False)
-            for request in self.trace[:count]
+            for request in repeated(self.trace[:count], max(count, _TURNS * self.places(config)))
         ]
         # Reading requests goes on beside the steps, which it slows down, and in the crowd would come before all.
         idle = msgspec.structs.replace(self.front, request=0.0, prompt_token=0.0)
         waiting = sum(max(request.items, 1) for request in crowd)
         model = self.model(self.patient(config, waiting), waiting)
-        run = simulate([model], crowd, front=idle, seed=self.seed)
-        ends = [life.end for life in run.requests if life.end is not None]
-        rate = len(ends) / max(ends, default=inf)
+        run = simulate([model], crowd, front=idle, seed=self.seed, over=_all_have_begun)
+        rate = self.answered(run, max((life.scheduled or 0.0 for life in run.requests), default=0.0))
         reading = self.front.request + self.front.prompt_token * fmean(_prompt_tokens(request) for request in crowd)
         if rate:
             rate = 1 / (1 / rate + min(self.front.contention * reading, 1 / rate))
@@ -207,6 +222,10 @@ def changed(config: SequenceConfig | ItemConfig) -> dict[str, Any]:
     bare = type(config)(model=config.model)
     names = [field.name for field in msgspec.structs.fields(config) if field.name not in ("model", "kind")]
     return {name: value for name in names if (value := getattr(config, name)) != getattr(bare, name)}
+
+
+def _all_have_begun(run: SimulatedRun, now: float) -> bool:
+    return all(life.scheduled is not None or life.refusal is not None for life in reversed(run.requests))
 
 
 def _prompt_tokens(request: TraceRequest) -> int:

@@ -17,24 +17,32 @@ def item_decision(plan: ServingPlan, facts: TrafficFacts, profile: ItemProfile) 
     advised, rule = _advised(plan, facts, gain)
     seen = f"an answer takes {rounded(plan.alone.e2e)} s"
     return [
-        _waiting(plan, facts),
+        _waiting(plan, facts, profile),
         _saving(profile, size, gain),
-        _company(profile, facts, size),
+        # Who takes one item in a call has no next batch.
+        *([_company(profile, facts, size)] if _shown_batch(profile) > 1 else []),
         rule,
         verdict(plan, advised, seen),
     ]
 
 
 def _gain(profile: ItemProfile, size: float) -> float:
-    """How many times as many items a second a batch of 8 computes as calls of one."""
-    return _BATCH * (profile.call + profile.size * size) / ((profile.call + profile.size * size * _BATCH) or 1.0)
+    """How many times as many items a second a batch computes as calls of one."""
+    batch = _shown_batch(profile)
+    return batch * (profile.call + profile.size * size) / ((profile.call + profile.size * size * batch) or 1.0)
 
 
-def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
+def _shown_batch(profile: ItemProfile) -> int:
+    """The batch by which the gain is shown: as large as the model takes."""
+    return min(_BATCH, profile.max_batch_size or _BATCH)
+
+
+def _waiting(plan: ServingPlan, facts: TrafficFacts, profile: ItemProfile) -> str:
     """Whether somebody waits for each answer, and what a full batch would make of that."""
     text = f"Does anybody wait for each answer? Yes: {described(facts)}, of {rounded(facts.items)} items on average."
     full, dynamic = _of(plan, "static"), _of(plan, "dynamic")
-    batch = int(full.settings.get("max_batch_size", DEFAULT_MAX_BATCH_SIZE))
+    # A plan leaves out what is the model's own default.
+    batch = int(full.settings.get("max_batch_size", profile.max_batch_size or DEFAULT_MAX_BATCH_SIZE))
     seconds = batch / (facts.rate * facts.items)
     text += f" A full batch of {batch} takes {rounded(seconds)} s to come together, so static is for work that is all"
     text += " there at once (chairlift run): then it answers"
@@ -43,8 +51,12 @@ def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
 
 def _saving(profile: ItemProfile, size: float, gain: float) -> str:
     """What items save by sharing a call."""
+    batch = _shown_batch(profile)
+    if batch == 1:
+        cost = _ms(profile.call + profile.size * size)
+        return f"Does a batch save anything? No: the model takes one item in a call, which costs {cost}."
     text = f"Does a batch save anything? A call costs {_ms(profile.call)} by itself and {_ms(profile.size * size)} for"
-    return f"{text} each item: {_BATCH} items in one call are {gain:.1f} times as fast as one by one."
+    return f"{text} each item: {batch} items in one call are {gain:.1f} times as fast as one by one."
 
 
 def _company(profile: ItemProfile, facts: TrafficFacts, size: float) -> str:

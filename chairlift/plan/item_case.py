@@ -45,6 +45,15 @@ class ItemCase(PlanCase[ItemConfig, ItemProfile]):
         """Its items."""
         return max(request.items, 1)
 
+    def places(self, config: ItemConfig) -> int:
+        """Of requests with one item, a full batch for each instance."""
+        return config.instances * self.model(config).limits.max_batch_size
+
+    def answered(self, run: SimulatedRun, until: float) -> float:
+        """Those who began before the last call: they were done by then, or had the place of others who were not."""
+        begun = sum(life.scheduled is not None and life.scheduled < until for life in run.requests)
+        return begun / until if begun else 0.0
+
     def mode_targets(self, mode: str, alone: Latencies) -> LatencyTargets:
         """Of the whole answer, which is as much as that of a first token elsewhere."""
         found = targets_of(mode, alone, self.targets.percentile)

@@ -185,9 +185,13 @@ class VirtualItems:
         self._begin(instance)
 
     def _begin(self, instance: "_Instance") -> None:
+        now = self._agenda.now
         if instance.running is not None or not instance.here:
             return
-        now = self._agenda.now
+        ready = instance.free_at + instance.between
+        if now < ready:
+            self._agenda.at(ready, lambda: self._begin(instance))
+            return
         batch = instance.running = instance.sent.popleft()
         instance.here -= 1
         instance.began, instance.front_done = now, self._front.done_by(now)
@@ -207,7 +211,10 @@ class VirtualItems:
             self._agenda.at(later, lambda: self._computed(instance), last=True)
             return
         seconds = now - instance.began
-        outcome = BatchResult(seconds=seconds, idle=None if free_at == -inf else instance.began - free_at)
+        gap = None if free_at == -inf else instance.began - free_at
+        # What an instance does between two calls that wait is no time in which it has nothing to do.
+        idle = None if gap is None else max(gap - instance.between, 0.0)
+        outcome = BatchResult(seconds=seconds, idle=idle, gap=gap)
         instance.running, instance.free_at, began = None, now, instance.began
         way = self._times.way(len(batch.items), now)
         if way is None:
@@ -215,9 +222,11 @@ class VirtualItems:
         else:
             # What the front had to do first is in it.
             self._agenda.at(now + way, lambda: self._finish(batch, outcome, began), last=True)
+        instance.between = self._front.cost.between
         if instance.here:
             gap = self._times.gap(len(instance.sent[0].items), now)
-            self._agenda.at(now + gap, lambda: self._begin(instance))
+            instance.between = instance.between if gap is None else gap
+            self._begin(instance)
 
     def _heard(self, batch: Batch, outcome: BatchResult, began: float) -> None:
         """The front has the results of a batch before it, after what else it was to do."""
@@ -250,16 +259,16 @@ class _Instance:
     """One that computes calls, one after the other, in the order in which they are sent.
 
     Of those sent so many are `here`. The one that runs would take the seconds `alone`, and the front had done so much
-    when it began.
+    when it began. So many seconds pass `between` the last call and the next, even if that is there.
     """
 
-    __slots__ = ("alone", "began", "free_at", "front_done", "here", "running", "sent")
+    __slots__ = ("alone", "began", "between", "free_at", "front_done", "here", "running", "sent")
 
     def __init__(self) -> None:
         self.sent: deque[Batch] = deque()
         self.here = 0
         self.running: Batch | None = None
-        self.began = self.alone = self.front_done = 0.0
+        self.began = self.alone = self.front_done = self.between = 0.0
         self.free_at = -inf
 
 

@@ -39,7 +39,8 @@ class CallSample(msgspec.Struct, array_like=True, frozen=True):
 
     Of a server's own traffic two more things are known. One is when it `began`, in seconds from the first request's
     arrival: when it was sent, or if it was sent `ahead`, when the front heard of the end of the call before it. The
-    other is by how many seconds the way there and back made it longer than it took itself: its `lag`.
+    other is its `lag`: by how many seconds the way there and back made it longer than it took itself, or of one that
+    was sent ahead, how many passed since the call before it was over.
     """
 
     items: int
@@ -103,6 +104,7 @@ class StepDelay(msgspec.Struct, array_like=True, frozen=True):
 class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Seconds of the front's one thread, for each request, token, item or batch, and of the way to a worker or back.
 
+    `between` is what a worker takes between two calls of which the second was there before the first was over.
     While the front works, a worker that uses all cores is slower. For each second that requests, prompts and items take
     steps are `contention` seconds longer; what they give themselves makes them longer by `delays`, by their number of
     sequences, the fewest first; between two lies a line. There are none where there are cores to spare, or where steps
@@ -115,6 +117,7 @@ class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     item: float = 0.0
     batch: float = 0.0
     hop: float = 0.0
+    between: float = 0.0
     contention: float = 0.0
     delays: tuple[StepDelay, ...] = ()
 
@@ -213,6 +216,7 @@ def _check_calls(where: str, model: ItemProfile) -> None:
         if call.items < 1 or not 0 < call.computed < inf:
             raise ValueError(f"{at} holds {call.items} items of size {call.computed}: both must be positive")
         _check_seconds(f"{at}.seconds", call.seconds, above_zero=True)
+        _check_seconds(f"{at}.lag", call.lag or 0.0)
 
 
 def _check_count(where: str, samples: list[SampleT]) -> None:

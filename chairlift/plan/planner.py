@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -26,6 +27,8 @@ _MORE_REPLICAS = 8
 # Of more machines than these so many are simulated, with their share of the rate: each takes memory, and how unevenly
 # requests are shared out among many depends little on how many they are.
 _MOST_MACHINES = 64
+# All of them together do so much work, of requests as in `search`, and no less than each of them a quarter of it.
+_MACHINES_WORK = 400_000
 
 
 CaseT = TypeVar("CaseT", bound=PlanCase[Any, Any])
@@ -154,10 +157,13 @@ def replicas_for(case: PlanCase[Any, Any], trial: Trial, rate: float, count: int
     # Not fewer: a run of so many requests may end before a machine that has too much to do falls behind.
     least = max(ceil(rate / trial.rate), 1)
     stride = ceil(least / _MOST_MACHINES)
+    work = fmean(case.work(request) for request in case.trace)
     for number in range(least, least + _MORE_REPLICAS * stride, stride):
         simulated = min(number, _MOST_MACHINES)
         share = simulated / number
-        point = case.point(trial.config, share * rate, count, simulated)
+        # One that has only its share of few requests never has a crowd.
+        each = min(max(round(_MACHINES_WORK / (work * simulated)), count // 4), count)
+        point = case.point(trial.config, share * rate, each * simulated, simulated)
         if not point.missed:
             of_all = {name: getattr(point, name) / share for name in ("rate", "throughput", "output_tokens", "items")}
             return Replicas(rate=rate, count=number, at=msgspec.structs.replace(point, **of_all))

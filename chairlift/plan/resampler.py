@@ -237,9 +237,9 @@ class CallTimes:
         """Draw the seconds from the front to an instance that waits, or back; None where that was not recorded."""
         return None if self._ways is None else self._ways.draw(items, now=now) / 2
 
-    def gap(self, items: int, now: float = 0.0) -> float:
-        """Draw the seconds between a call that ends now and the next, which was sent ahead; 0 if none was recorded."""
-        return 0.0 if self._gaps is None else self._gaps.draw(items, now=now)
+    def gap(self, items: int, now: float = 0.0) -> float | None:
+        """Draw the seconds between a call that ends now and the next, which was sent ahead; None if as `way`."""
+        return None if self._gaps is None else self._gaps.draw(items, now=now)
 
     def _expected(self, computed: float) -> float:
         return self._call + self._size * computed

@@ -14,8 +14,10 @@ from chairlift.plan.case import PlanCase, changed, highest_rate
 # Of those tried on little traffic the best quarter is tried on four times as much. Less than that would not do: few
 # requests are never a crowd, and to them all settings look alike.
 _KEEP, _KEPT_AT_LEAST = 4, 4
-# What the last round simulates: so much work, in so many requests.
-_WORK, _LEAST, MOST_SIMULATED = 20_000, 100, 1_000
+# What the last round simulates: so much work, in so many requests, or if that is few for a crowd, more work and no less
+# than so many.
+_WORK, _CROWD, MOST_SIMULATED = 20_000, 256, 1_000
+_MOST_WORK, _LEAST = 100_000, 100
 # Little traffic, however long answers are.
 _LEAST_FIRST = 64
 # On little traffic every fifth goes first, and the others must keep the targets at this share of the best one's rate.
@@ -49,7 +51,8 @@ class _Job(NamedTuple):
 def num_requests(case: PlanCase[Any, Any]) -> int:
     """Return how many requests a case is decided on: fewer of longer prompts and answers, or of more items."""
     mean = fmean(case.work(request) for request in case.trace)
-    return min(max(round(_WORK / mean), _LEAST), MOST_SIMULATED, len(case.trace))
+    crowd = max(min(round(_MOST_WORK / mean), _CROWD), _LEAST)
+    return min(max(round(_WORK / mean), crowd), MOST_SIMULATED, len(case.trace))
 
 
 def num_trials(candidates: Mapping[str, Sequence[Any]]) -> int:

@@ -3,6 +3,7 @@
 Moments are seconds of one monotonic clock.
 """
 
+import random
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
@@ -10,7 +11,7 @@ from operator import attrgetter
 import msgspec
 
 from chairlift.core.cost import Coefficients
-from chairlift.plan.machine_profile import CallSample, ItemProfile, SequenceProfile, StepSample
+from chairlift.plan.machine_profile import CallSample, FrontCost, ItemProfile, SequenceProfile, StepSample
 from chairlift.plan.resampler import fit_calls, fit_steps, thinned
 from chairlift.plan.trace import TraceRequest, with_answers
 
@@ -18,13 +19,16 @@ from chairlift.plan.trace import TraceRequest, with_answers
 _MOST_SAMPLES = 4000
 # A request is told to have ended somewhat after the step that it ended in.
 _LATE_S = 5e-4
+# A message to the worker takes as long as the quickest request waited, and no longer than this.
+_MOST_HOP_S = 1e-3
 
 
 class SeenRequest(msgspec.Struct, array_like=True, frozen=True):
     """A request that came: tokens of its prompt and its answer, or the size and the number of its items.
 
-    `cached` of its prompt were found in the prefix cache. Of one that is under way `ended` is None, and `most` the
-    tokens that it may have; `answered` is one that came to its own end.
+    `cached` of its prompt were found in the prefix cache. Of one that is under way `ended` is None; `answered` is one
+    that came to its own end. `most` are the tokens that it may have, if it can end before. One that was `refused` has
+    size 0 where nobody had read its prompt yet. With `hold_updates` nobody reads its tokens as they come.
     """
 
     arrival: float
@@ -39,6 +43,8 @@ class SeenRequest(msgspec.Struct, array_like=True, frozen=True):
     first: float | None = None
     ended: float | None = None
     most: int | None = None
+    refused: bool = False
+    hold_updates: bool = False
 
 
 class SeenStep(msgspec.Struct, array_like=True, frozen=True):
@@ -50,6 +56,26 @@ class SeenStep(msgspec.Struct, array_like=True, frozen=True):
     tokens: int
     running: int
     kv_blocks: int
+
+
+class SeenSequences(msgspec.Struct, kw_only=True, tag="sequences"):
+    """What came lately to a language model, in order of arrival, and its steps meanwhile.
+
+    `profile` tells its memory, and has no steps of its own; `cost` is what the worker has learned.
+    """
+
+    requests: list[SeenRequest]
+    profile: SequenceProfile
+    steps: list[SeenStep]
+    cost: Coefficients | None = None
+
+
+class SeenItems(msgspec.Struct, kw_only=True, tag="items"):
+    """What came lately to a model that answers in one call, in order of arrival; its calls; `sized` as elsewhere."""
+
+    requests: list[SeenRequest]
+    calls: list[CallSample]
+    sized: bool
 
 
 class _Presence:
@@ -75,6 +101,12 @@ class _Presence:
         return self.computed < self.request.size and (self.request.first is None or self.request.first > start)
 
 
+def seen_front(requests: Sequence[SeenRequest]) -> FrontCost:
+    """Return what the front takes beside recorded steps and calls, which have its work in them: a message's way."""
+    waits = [each.scheduled - each.arrival for each in requests if each.scheduled is not None]
+    return FrontCost(hop=min(max(min(waits, default=0.0), 0.0), _MOST_HOP_S))
+
+
 def quiet_moment(requests: Sequence[SeenRequest], latest: float) -> float:
     """Return the last moment up to `latest` at which nobody live of these waited for a turn; before the first none did.
 
@@ -82,7 +114,8 @@ def quiet_moment(requests: Sequence[SeenRequest], latest: float) -> float:
     """
     moment = latest
     for each in sorted(requests, key=attrgetter("arrival"), reverse=True):
-        waited = each.scheduled is None or each.scheduled > moment
+        until = each.ended if each.scheduled is None else each.scheduled
+        waited = until is None or until > moment
         # What runs in the background waits for as long as others leave no room, and is in nobody's way.
         if each.arrival < moment and waited and not each.background:
             moment = each.arrival
@@ -172,20 +205,23 @@ def sequence_trace(requests: Sequence[SeenRequest], block_size: int, most: int, 
     """Return the trace of sequences that came in this order; the first comes at 0.
 
     What was found in the prefix cache is a beginning that all of a tenant's have in common. One that is under way gets
-    the length of somebody else's answer, if that is longer than what it has; none has more than fits in `most` tokens.
+    the length of somebody else's answer, if that is longer than what it has, and one that was refused that of its
+    answer, and perhaps its prompt; none has more than fits in `most` tokens.
     """
-    begin = requests[0].arrival
+    begin, rng = requests[0].arrival, random.Random(f"{seed} prompts")
+    sizes = [each.size for each in requests if each.size] or [1]
     trace = [
         TraceRequest(
             arrival=each.arrival - begin,
-            input_length=max(each.size, 1),
-            output_length=max(each.outputs, 1) if each.ended is not None else 0,
+            input_length=each.size or rng.choice(sizes),
+            output_length=0 if each.ended is None or each.refused else max(each.outputs, 1),
             max_tokens=each.most,
             hash_ids=tuple(range(each.cached // block_size)),
             block_size=block_size,
             tenant=str(each.tenant),
             priority=each.priority,
             background=each.background,
+            hold_updates=each.hold_updates,
         )
         for each in requests
     ]
@@ -193,7 +229,8 @@ def sequence_trace(requests: Sequence[SeenRequest], block_size: int, most: int, 
     for index, each in enumerate(requests):
         length = max(drawn[index].output_length, each.outputs, 1)
         length = max(min(length, most - drawn[index].input_length), 1)
-        drawn[index] = msgspec.structs.replace(drawn[index], output_length=length, max_tokens=None)
+        most_tokens = None if each.most is None else max(each.most, length)
+        drawn[index] = msgspec.structs.replace(drawn[index], output_length=length, max_tokens=most_tokens)
     return drawn
 
 

@@ -141,7 +141,9 @@ class VirtualSequences:
             max_tokens=most,
             arrival=now,
             priority=trace.priority,
-            stop_ids=_STOPS if most > length else frozenset(),
+            # Where nobody knows how many tokens it might have, these are all: that is how traces are replayed.
+            stop_ids=frozenset() if trace.max_tokens is None else _STOPS,
+            hold_updates=trace.hold_updates,
             cache_salt=trace.tenant,
             background=trace.background,
         )
@@ -154,7 +156,7 @@ class VirtualSequences:
         if self._sheds and not trace.background:
             deadline = None if trace.timeout is None else now + trace.timeout
             try:
-                self.shedder.arrive([request], now, (trace.tenant, trace.max_tokens), deadline)
+                self.shedder.arrive([request], now, (trace.tenant, most.bit_length()), deadline)
             except Shed as shed:
                 self._shed(life, shed.reason, now)
                 return

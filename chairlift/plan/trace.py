@@ -1,6 +1,7 @@
 """A trace: which requests came when, how long they were, and what they had in common; never what they said."""
 
 import random
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import inf
 
@@ -10,6 +11,8 @@ import msgspec
 TOKENS_PER_HASH = 512
 # Token ids that stand for prompts: of hashes, and below zero of what a prompt has for itself.
 _OWN = -1
+# A beginning that this share of a trace's requests have is no conversation's own.
+_COMMON = 0.1
 
 
 class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -18,7 +21,8 @@ class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
     Prompts whose `hash_ids` begin alike begin with the same text: `block_size` tokens for each of them. `output_length`
     is how many tokens came, `max_tokens` how many might have come, if that is known. `model` is empty where there is
     only one. A request with `items` is to a model that answers in one call: so many inputs of `input_length` each.
-    `timeout` is in seconds. `priority` 0 is the default, lower is sooner.
+    `timeout` is in seconds. `priority` 0 is the default, lower is sooner. With `hold_updates` nobody reads the tokens
+    as they come.
     """
 
     arrival: float
@@ -34,6 +38,7 @@ class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
     timeout: float | None = None
     items: int = 0
     shape_key: Hashable = None
+    hold_updates: bool = False
 
 
 def prompt_ids(request: TraceRequest, number: int) -> list[int]:
@@ -69,6 +74,27 @@ def scaled(trace: Sequence[TraceRequest], speed: float = 1.0, lengths: float = 1
         )
         for request in trace
     ]
+
+
+def repeated(trace: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
+    """Return `count` requests: those of a trace over and over, at its rate.
+
+    What most of its requests share, as they do a system prompt, they share again; whatever else one begins with is new
+    each time, as another client's would be.
+    """
+    if count <= len(trace):
+        return list(trace[:count])
+    lasts = duration(trace) * len(trace) / max(len(trace) - 1, 1)
+    seen = Counter(number for request in trace for number in set(request.hash_ids))
+    common = {number for number, times in seen.items() if times >= _COMMON * len(trace)}
+    beyond = 1 + max(seen, default=0)
+    found = list(trace)
+    while len(found) < count:
+        turn, place = divmod(len(found), len(trace))
+        request = trace[place]
+        ids = tuple(number if number in common else number + turn * beyond for number in request.hash_ids)
+        found.append(msgspec.structs.replace(request, arrival=request.arrival + turn * lasts, hash_ids=ids))
+    return found
 
 
 def fitted(trace: Sequence[TraceRequest], max_model_len: int) -> list[TraceRequest]:

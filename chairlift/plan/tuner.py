@@ -165,9 +165,7 @@ class Tuner:
         if problem is None and without is None:
             problem = "the twin had no time to say what would have been without it"
         if problem is None and without is not None:
-            # Who was refused is not among what was measured, but the twin refuses as the server does.
-            seen = msgspec.structs.replace(answer.measured, refused=answer.now.figures.refused)
-            was, would = self._rank(seen), self._rank(without.figures)
+            was, would = self._rank(answer.measured), self._rank(without.figures)
             if would.beats(was, 0.0):
                 problem = f"without it, of the traffic since then {_gain(was, would)}"
         if problem is not None:

@@ -13,13 +13,14 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.items.limits import BatchLimits
 from chairlift.plan.items import ItemModel
-from chairlift.plan.machine_profile import CallSample, FrontCost, SequenceProfile
+from chairlift.plan.machine_profile import CallSample, SequenceProfile
 from chairlift.plan.resampler import CallTimes, StepTimes
 from chairlift.plan.seen_traffic import (
     SeenRequest,
     SeenStep,
     item_profile,
     item_trace,
+    seen_front,
     sequence_profile,
     sequence_trace,
 )
@@ -31,8 +32,6 @@ from chairlift.plan.trace import TraceRequest
 # The same traffic is met with so many different draws of what steps take, as far as there is time: one by itself is off
 # by a tenth in the median first token where half of all wait. With few changes there are more, up to so many runs.
 _SEEDS, _RUNS = 3, 8
-# A message to the worker takes as long as the quickest request waited, and no longer than this.
-_MOST_HOP_S = 1e-3
 # Steps and calls of shapes that differ by less, in octaves, are alike.
 _ALIKE = 0.5
 # Numbers of prefixes that only one request has begin here.
@@ -53,8 +52,8 @@ class Change(msgspec.Struct, kw_only=True):
 class WhatIfQuestion(msgspec.Struct, kw_only=True):
     """The traffic of one model, in order of arrival, and what is to be changed.
 
-    What is told in figures is of those that came from `since` on and were answered. `target` is the place of a request
-    that is asked about by itself.
+    What is told in figures is of those that came from `since` on and were answered, or refused. `target` is the place
+    of a request that is asked about by itself.
     """
 
     requests: list[SeenRequest]
@@ -98,7 +97,7 @@ class TrafficFigures(msgspec.Struct, kw_only=True):
     """What so many answered requests saw, and the rates a second from the first's arrival to the last's end.
 
     Of a language model `ttft` and `itl` are told and `outputs_per_s` counts tokens, of another model items. `refused`
-    are those that a simulation did not answer.
+    are those that were not answered, which of another model is known of simulations alone.
     """
 
     requests: int
@@ -183,9 +182,9 @@ class _Twin:
     def __init__(self, question: WhatIfQuestion) -> None:
         self._question = question
         requests = question.requests
-        self._told = [index for index, each in enumerate(requests) if each.answered and each.arrival >= question.since]
-        waits = [each.scheduled - each.arrival for each in requests if each.scheduled is not None]
-        self._front = FrontCost(hop=min(max(min(waits, default=0.0), 0.0), _MOST_HOP_S))
+        counts = (each.answered or (each.refused and not each.background) for each in requests)
+        self._told = [n for n, told in enumerate(counts) if told and requests[n].arrival >= question.since]
+        self._front = seen_front(requests)
 
     def run(self, change: Change, seed: int) -> SimulatedRun:
         """Simulate it."""
@@ -237,7 +236,7 @@ class _Twin:
             [end for _, _, end in done],
             [each.outputs for each, _, _ in done],
             self._gaps([(first, end) for _, first, end in done]),
-            0,
+            len(asked) - len(done),
         )
 
     def _gaps(self, spans: Sequence[tuple[float, float]]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from chairlift.config.flags import dashed
-from chairlift.config.items import split_class
+from chairlift.config.model_files import edges_of, files_of
 from chairlift.config.run import RunConfig
 from chairlift.config.settings import Settings, is_class
 from chairlift.errors import JobError
@@ -22,7 +22,6 @@ _OF_RESULTS = (
     *("implementation", "call_timeout_s", "retries", "bisect"),
 )
 _FILES = "files of --model"
-_EDGE_BYTES = 2**16
 # Where lines that failed go, beside the output.
 ERRORS = "--errors"
 
@@ -66,40 +65,22 @@ def check_same(before: dict[str, Any], now: dict[str, Any], state: Path) -> None
 def fingerprint(path: Path) -> dict[str, Any]:
     """A file's size, the time of its last change, and a hash of its first and last 64 KiB."""
     try:
-        with path.open("rb") as file:
-            about = os.fstat(file.fileno())
-            digest = hashlib.sha256(file.read(_EDGE_BYTES))
-            file.seek(max(about.st_size - _EDGE_BYTES, 0))
-            digest.update(file.read(_EDGE_BYTES))
+        about, edges = edges_of(path)
     except OSError as error:
         raise unreadable(path, error) from None
-    return {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "sha256": digest.hexdigest()}
+    return {"size": about.st_size, "mtime_ns": about.st_mtime_ns, "sha256": edges}
 
 
 def _fingerprint_of_files(model: str) -> str:
     """A hash of the names, sizes and times of a model's files."""
     about = []
-    for path in _files_of(model):
+    for path in files_of(model):
         try:
             found = path.stat()
         except OSError as error:
             raise unreadable(path, error) from None
         about.append((os.path.abspath(path), found.st_size, found.st_mtime_ns))
     return hashlib.sha256(msgspec.json.encode(about)).hexdigest()
-
-
-def _files_of(model: str) -> list[Path]:
-    """A folder's files, or those that begin with a file's name; of a class its module, unless that is installed."""
-    if is_class(model):
-        where, _ = split_class(model)
-        named = Path(*where.split("."))
-        places = [Path(where)] if where.endswith(".py") else [named.with_suffix(".py"), named / "__init__.py"]
-        return [place for place in places if place.is_file()]
-    path = Path(model)
-    if path.is_file():
-        return sorted(each for each in path.parent.iterdir() if each.name.startswith(path.name))
-    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sorted(each for each in files if not any(part.startswith(".") for part in each.relative_to(path).parts))
 
 
 def _of_results(config: msgspec.Struct) -> list[tuple[str, Any]]:

@@ -3,7 +3,6 @@
 import shlex
 from typing import Any
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -40,7 +39,7 @@ async def show_forecast(request: Request) -> Response:
             "measured": answer.measured,
             "now": answer.now.figures,
             "tried": _figures(foretold),
-            **_to_copy(now, tried),
+            **_to_copy(now, tried, other.unread),
         }
     )
 
@@ -57,9 +56,13 @@ def _seen(question: SequenceQuestion | ItemQuestion) -> dict[str, int]:
     return {"calls": len(question.calls), "most_items": max(call.items for call in question.calls)}
 
 
-def _to_copy(now: dict[str, Any], tried: dict[str, Any] | None) -> dict[str, str]:
-    """What to start a server with to have the settings that were tried, where they differ from those it has."""
-    changed = {name: value for name, value in (tried or {}).items() if now.get(name, UNSET) != value}
-    flags = as_flags({name: value for name, value in changed.items() if value is not None})
+def _to_copy(now: dict[str, Any], tried: dict[str, Any] | None, unread: dict[str, Any]) -> dict[str, str]:
+    """What to start a server with to have the settings that were tried, where they differ from those it has.
+
+    Those that must go, lest the server refuses them, are `unread`, with their defaults: as flags these go before what
+    a file or the environment says.
+    """
+    changed = {name: value for name, value in (tried or {}).items() if now.get(name) != value}
     lines = [f"# without {name}" if value is None else as_toml({name: value}) for name, value in changed.items()]
-    return {"flags": shlex.join(flags), "toml": "\n".join(lines)}
+    lines += [f"# without {name}" for name in unread]
+    return {"flags": shlex.join(as_flags(changed | unread)), "toml": "\n".join(lines)}

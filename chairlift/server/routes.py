@@ -11,7 +11,14 @@ from starlette.routing import compile_path
 
 from chairlift.folders.kind import Task
 from chairlift.runners.items import TEXT_TASKS
-from chairlift.server import forecast_routes, recording_routes, request_routes, settings_routes, status
+from chairlift.server import (
+    forecast_routes,
+    recording_routes,
+    request_routes,
+    settings_routes,
+    status,
+    traffic_routes,
+)
 from chairlift.server.anthropic import message_body, message_routes
 from chairlift.server.batches import batch_routes as batches
 from chairlift.server.batches import file_routes as files
@@ -284,6 +291,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         right="admin",
         local=True,
         query=recording_routes.RECORDING_QUERY,
+    ),
+    _server(
+        "GET",
+        "/v1/traffic",
+        traffic_routes.show_traffic,
+        "What came to a model in the last minutes, without text, and its steps; without keys for this machine alone",
+        right="admin",
+        local=True,
+        query=traffic_routes.TRAFFIC_QUERY,
     ),
     _server("GET", "/v1/models", status.list_models, "List models"),
     _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),

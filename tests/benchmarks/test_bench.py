@@ -142,6 +142,9 @@ def test_jobs_are_as_long_and_as_far_apart_as_in_the_trace() -> None:
         (["--trace", "TRACE", "--concurrency", "3"], "--concurrency is of a closed loop"),
         (["--concurrency", "0"], "--concurrency must be at least 1, got 0"),
         (["--concurrency", "-3"], "--concurrency must be at least 1, got -3"),
+        (["--concurrency", "4"], "never fills 8 --slots, which static waits for: raise --concurrency to 8"),
+        (["--slots", "0"], "--slots must be at least 1, got 0"),
+        (["--requests", "0"], "--requests must be at least 1, got 0"),
         (["--trace", "TRACE", "--output-len", "constant:3"], "leave out --prompt-len and --output-len"),
         (["--trace", "nowhere"], "No such file"),
     ],
@@ -155,6 +158,14 @@ def test_contradictions_are_refused(
     command = ["bench", "strategies", str(model_folder()), *(trace if each == "TRACE" else each for each in flags)]
     assert main(command) == 1
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("few", [["--requests", "3"], ["--strategies", "dynamic", "continuous"]])
+def test_fewer_clients_than_slots_will_do_where_nobody_waits_for_more(few: list[str]) -> None:
+    from chairlift.cli import main
+
+    command = ["bench", "strategies", str(model_folder()), "--requests", "4", "--output-len", "constant:2"]
+    assert main([*command, "--strategies", "static", "--concurrency", "3", *few]) == 0
 
 
 @pytest.mark.parametrize("spec", ["constant", "uniform:5", "gauss:3", "exponential:0", "trace:missing.csv"])

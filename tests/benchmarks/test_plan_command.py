@@ -27,6 +27,7 @@ from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
+from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile
 from chairlift.plan.planner import StrategyPlan
 from chairlift.plan.trace import TraceRequest
@@ -115,16 +116,80 @@ def test_a_profile_is_used_for_what_it_was_measured_with(
 ) -> None:
     monkeypatch.setattr(plan_subject, "_measured_sequences", lambda config, seconds: MachineProfile.load(profile))
     kept = tmp_path / "kept.json"
-    wanted = ("--trace", trace, "--profile", kept, "--mode", "balanced")
+    wanted = ("--trace", trace, "--profile", kept, "--mode", "high-throughput")
     assert plan(*wanted) == 0
     assert MachineProfile.load(kept).settings["model"] == model_folder().name
     capsys.readouterr()
     assert plan(*wanted, "--quantization", "int8") == 1
     assert "it was measured with quantization 'none', and the plan is for 'int8'" in capsys.readouterr().err
-    other = shutil.copytree(model_folder(), tmp_path / "other")
+    for name, value in (("OPS", "reference"), ("IMPLEMENTATION", "native"), ("BLOCK_SIZE", "32")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(f"CHAIRLIFT_{name}", value)
+            assert plan(*wanted) == 1
+        assert f"it was measured with {name.lower()} " in capsys.readouterr().err
+    monkeypatch.setenv("CHAIRLIFT_EXPECTED_INPUT_TOKENS", "40")
+    other = shutil.copytree(model_folder(), tmp_path / "moved")
+    # One of the two expectations has no effect, and the folder may have been moved.
+    subject = plan_subject.subject_here(argparse.Namespace(model=str(other), examples=None))
+    plan_subject._check_settings(kept, MachineProfile.load(kept), subject)
+    monkeypatch.setenv("CHAIRLIFT_EXPECTED_OUTPUT_TOKENS", "2")
+    capsys.readouterr()
+    assert plan(*wanted) == 1
+    assert "expected_output_tokens None, and the plan is for 42; name another file" in capsys.readouterr().err
+    monkeypatch.delenv("CHAIRLIFT_EXPECTED_OUTPUT_TOKENS")
+    weights = max(other.iterdir(), key=lambda path: path.stat().st_size)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     assert main(["plan", str(other), "--processes", "1", *map(str, wanted)]) == 1
-    assert "and the plan is for 'other'; name another file" in capsys.readouterr().err
-    assert plan(*wanted) == 0
+    assert f"it was measured with other files than those of {other}; name another" in capsys.readouterr().err
+
+
+def test_a_profile_that_says_less_is_used_for_what_it_says(profile: Path) -> None:
+    """Those of earlier versions name the folder, and no files."""
+    machine = MachineProfile.load(profile)
+    subject = plan_subject.subject_here(argparse.Namespace(model=str(model_folder()), examples=None))
+    for settings in ({}, {"model": model_folder().name, "dtype": "auto"}, {"ops": "auto", "unknown": 1}):
+        machine.settings = settings
+        plan_subject._check_settings(profile, machine, subject)
+    machine.settings = {"model": "other"}
+    with pytest.raises(ConfigError, match="measured with model 'other', and the plan is for"):
+        plan_subject._check_settings(profile, machine, subject)
+    of_class = plan_subject.Subject("m", ItemConfig(model="module:Class", options={"a": (1, 2)}), 1, lambda _: machine)
+    machine.settings = plan_subject._settings_of(of_class)
+    plan_subject._check_settings(profile, machine, of_class)
+    with pytest.raises(ConfigError, match=r"measured with options {'a': \[1, 2\]}"):
+        plan_subject._check_settings(
+            profile, machine, of_class._replace(config=ItemConfig(model="module:Class", options={"a": 3}))
+        )
+
+
+def test_where_nothing_may_be_written_nothing_is_measured(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write to any folder, so it is only said to be closed.
+    monkeypatch.setattr("chairlift.bench.output_files.os.access", lambda path, mode: False)
+    monkeypatch.setattr(plan_subject, "_measured_sequences", lambda config, seconds: pytest.fail("it was measured"))
+    for flag in ("--out", "--profile", "--plot"):
+        assert plan("--trace", trace, flag, tmp_path / "file") == 1
+        assert f"{flag} {tmp_path / 'file'} can't be written: you may not write there" in capsys.readouterr().err
+
+
+def test_what_can_not_be_saved_after_all_is_told(
+    trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plan("--trace", trace, "--profile", profile, "--mode", "high-throughput", "--out", "/dev/full") == 1
+    told = capsys.readouterr()
+    assert "knee" in told.out
+    assert "--out /dev/full can't be written: No space left on device" in told.err
+    folder = tmp_path / "gone"
+    folder.mkdir()
+
+    def measured(config: SequenceConfig, seconds: float) -> MachineProfile:
+        folder.rmdir()
+        return MachineProfile.load(profile)
+
+    monkeypatch.setattr(plan_subject, "_measured_sequences", measured)
+    assert plan("--trace", trace, "--profile", folder / "profile.json") == 1
+    assert f"--profile {folder / 'profile.json'} can't be written: No such file" in capsys.readouterr().err
 
 
 def test_a_picture(trace: Path, profile: Path, tmp_path: Path) -> None:
@@ -147,7 +212,10 @@ def test_a_picture(trace: Path, profile: Path, tmp_path: Path) -> None:
         ((*DESCRIBED, "--target-ttft-ms", "5", "--mode", "balanced"), "--mode is for those who give no target"),
         ((*DESCRIBED, "--percentile", "100"), "percentile must be between 0 and 100"),
         ((*DESCRIBED, "--processes", "0"), "--processes must be at least 1"),
-        ((*DESCRIBED, "--out", "nowhere/plan.json"), "--out nowhere/plan.json: there is no folder"),
+        ((*DESCRIBED, "--out", "nowhere/plan.json"), "--out nowhere/plan.json can't be written: there is no folder"),
+        ((*DESCRIBED, "--profile", "nowhere/profile.json"), "--profile nowhere/profile.json can't be written"),
+        ((*DESCRIBED, "--out", "/"), "--out / can't be written: it is a folder"),
+        ((*DESCRIBED, "--plot", "/"), "--plot / can't be written: it is a folder"),
         ((*DESCRIBED, "--measure-seconds", "90"), "at most 60 seconds"),
         ((*DESCRIBED, "--trace-model", "m"), "there is none"),
         ((*DESCRIBED, "--kv-cache-gb", "much"), "--kv-cache-gb: must be a number"),

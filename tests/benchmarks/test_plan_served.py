@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,9 @@ from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ChairliftError, ConfigError, RequestFailed
-from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile, StepSample
+from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile, SequenceProfile, StepSample
+from chairlift.server.metrics.sequences import RecentStep
+from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import SequenceService
 
 WORD = tokenizer().encode("hello")[0]
@@ -145,6 +148,58 @@ def test_a_plan_of_what_answers_in_one_call(make: Any, capsys: pytest.CaptureFix
     assert max(dispatcher.batches) == 32, "no batch is larger than the server's own"
 
 
+def test_a_server_is_planned_with_what_came_if_nobody_says_what_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, dispatcher = embedder()
+    saved = tmp_path / "profile.json"
+    with listening(service) as it:
+        assert plan(it.url) == 1
+        said = capsys.readouterr().err
+        assert "say what comes: --trace FILE, or --rate" in said
+        assert "0 requests came and were answered within the last 120 s, and to say anything takes 20" in said
+        server = RunningServer(it.url)
+        for _ in range(25):
+            server.post("/v1/embeddings", {"model": "embedder", "input": ["hello", "world"]})
+        asked = len(dispatcher.submitted)
+        assert plan(it.url, "--target-e2e-ms", 1000, "--profile", saved) == 0
+        printed = capsys.readouterr()
+        assert plan(it.url, "--rate", 7, "--target-e2e-ms", 1000) == 0
+        assert "7 requests come a second" in capsys.readouterr().out
+        assert len(dispatcher.submitted) == asked, "it is measured by what it did, and gets nothing more to do"
+        for flag in ("--trace-model", "--examples"):
+            (tmp_path / "x").write_text("1\n")
+            assert plan(it.url, flag, tmp_path / "x") == 1
+            assert flag in capsys.readouterr().err
+    assert "this sends requests" not in printed.err
+    assert "planned with its own last 2 minutes: 25 requests and 25 of its calls" in printed.out
+    assert "as it is now, with `--max-batch-size 32 --max-wait-ms 0`, it keeps the targets up to" in printed.out
+    profile = MachineProfile.load(saved).models["embedder"]
+    assert isinstance(profile, ItemProfile)
+    assert len(profile.calls) == 25
+    assert all(call.lag is not None and call.began is None for call in profile.calls)
+
+
+def test_so_is_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "profile.json"
+    service = served(FakeClient([WORD]))
+    with listening(service) as it:
+        now = time.monotonic()
+        for number in range(25):
+            ended, times = now - 1 + number / 25, {"total_s": 0.06, "queued_s": 0.0, "prefill_s": 0.02}
+            about = {"prompt_tokens": 20, "cached_tokens": 0, "tokens": 4, **times}
+            service.log.keep(None, EndedRequest(id=f"cmpl-{number:024x}", ended=ended, finish_reason="stop", **about))
+        service.metrics.steps.extend(RecentStep(now - 1 + number / 50, 0.015, 2, 2, 0, 0, 4, 2) for number in range(40))
+        assert plan(it.url, "--mode", "high-throughput", "--profile", saved) == 0
+    text = capsys.readouterr().out
+    assert "planned with its own last 2 minutes: 25 requests and 40 of its steps" in text
+    assert "for more than 2 sequences in a step" in text
+    profile = MachineProfile.load(saved).models["tiny"]
+    assert isinstance(profile, SequenceProfile)
+    assert {step.seconds for step in profile.steps} == {0.015}
+    assert all(step.began is None for step in profile.steps)
+
+
 def test_calls_are_as_long_as_the_server_says() -> None:
     service, dispatcher = embedder()
     with listening(service) as it:
@@ -164,7 +219,7 @@ def test_examples_are_what_a_function_is_sent(tmp_path: Path, capsys: pytest.Cap
     examples.write_text('{"x": 2}\n3\n')
     with listening(service) as it:
         assert plan(it.url, "--rate", 50, "--examples", examples) == 0
-        assert plan(it.url, "--rate", 50) == 1
+        assert plan(it.url, "--rate", 50, "--items", 1) == 1
     assert "takes --examples of what it is sent" in capsys.readouterr().err
     assert {json.dumps(each["payload"]) for each in dispatcher.submitted} == {'{"x": 2}', "3"}
 
@@ -185,7 +240,7 @@ def test_servers_that_can_not_be_measured(settings: dict[str, Any], problem: str
 
 
 def test_another_machine_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("http://192.0.2.1:9", "--rate", 5) == 1
+    assert plan("http://192.0.2.1:9", "--rate", 5, "--input-lengths", "constant:8") == 1
     assert "is another machine, to which requests would be sent: say --yes" in capsys.readouterr().err
     assert plan("https://localhost", "--rate", 5) == 1
     assert "is not an http:// address" in capsys.readouterr().err

@@ -191,6 +191,22 @@ def test_what_one_api_can_not_send_is_refused(
     assert said in capsys.readouterr().err
 
 
+def test_more_than_memory_takes_is_refused_before_anything_is_sent(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    monkeypatch.setattr("chairlift.bench.replay._MOST_READY_BYTES", 1000)
+    write_trace(tmp_path / "trace.jsonl", TRACE)
+    command = ["bench", "serve", url(fake), str(tmp_path / "trace.jsonl"), "--model", "m"]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "the trace's 3 requests take about 1.87e-06 GB ready to send" in said
+    assert "take fewer with --limit or --seconds" in said
+    assert fake.bodies == []
+    assert main([*command, "--limit", "1"]) == 0
+    assert len(fake.bodies) == 1
+
+
 def request_of(kind: str, arrival: float = 0.0) -> TraceRequest:
     """Answered in one call (i), token by token (s), or that in the background (b); the kind is the model's name."""
     items = 2 if kind == "i" else 0

@@ -133,6 +133,23 @@ def test_where_calls_cost_nothing_a_batch_saves_nothing(few: None) -> None:
     assert "a batch saves next to nothing" in lines[3]
 
 
+@pytest.mark.parametrize(
+    ("most", "size", "saved"),
+    [
+        (1, 0.0, "No: the model takes one item in a call, which costs 10 ms."),
+        (4, SIZE, "4 items in one call are 3.1 times as fast"),
+    ],
+)
+def test_advice_goes_by_the_batch_that_the_model_takes(few: None, most: int, size: float, saved: str) -> None:
+    """Such as an ONNX file without a batch axis: what a plan leaves to it is not the server's default."""
+    one = [call for call in exact_calls(CALL, size).calls if call.items <= most]
+    it = case(size=size, calls=one * 32, max_batch_size=most)
+    lines = item_decision(make_plan(it, BASE, 50.0), facts_of(it.trace), it.profile)
+    assert f" A full batch of {most} takes " in lines[0]
+    assert saved in lines[1]
+    assert any("Do several wait" in line for line in lines) == (most > 1)
+
+
 def test_modes_are_of_the_whole_answer() -> None:
     it = case()
     alone = it.alone(BASE, 200)

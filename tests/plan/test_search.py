@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable
 from math import inf
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -48,6 +49,39 @@ def test_what_a_server_can_do_at_all() -> None:
     assert slow.capacity(wide, 60) == pytest.approx(1 / 0.03), "the front is one thread"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "slots", "cost"),
+    [
+        ("continuous", 64, Coefficients(0.02, 5e-5, 0.0, 0.0)),
+        ("continuous", 128, Coefficients(0.018, 0.0019, 0.0, 0.0)),
+        ("continuous", 16, Coefficients(0.01, 0.002, 1e-6, 0.0)),
+        ("none", 1, Coefficients(0.02, 5e-5, 0.0, 0.0)),
+    ],
+)
+def test_what_a_server_can_do_is_what_it_does_while_somebody_waits(
+    strategy: str, slots: int, cost: Coefficients
+) -> None:
+    """The last answers of a crowd run by themselves: of few requests with long answers that is most of the time."""
+    trace = traffic("exponential:150", count=100)
+    config = with_strategy(BASE, strategy, slots, max_num_batched_tokens=2048)
+    case = SequenceCase(exact_profile(cost), trace)
+    few = case.capacity(config, 100)
+    step = cost.step + slots * cost.token + slots * cost.kv_token * (8 + 150)
+    outputs, inputs = (fmean(getattr(each, f"{name}_length") for each in trace) for name in ("output", "input"))
+    by_hand = 1 / (outputs * step / slots + inputs * cost.token)
+    assert few == pytest.approx(by_hand, rel=0.1)
+
+
+def test_a_rate_below_all_others_is_found() -> None:
+    """With company every second token is late, and without it none: so rare is company at a hundredth of what goes."""
+    profile = exact_profile(Coefficients(0.01, 0.005, 0.0, 0.0))
+    case = SequenceCase(profile, traffic(count=200), LatencyTargets(itl=0.016))
+    config = with_strategy(BASE, "continuous", 64)
+    rate = highest_rate(case, config, 200)
+    assert 0 < rate < 0.05 * case.capacity(config, 200)
+    assert case.keeps(config, rate, 200)
+
+
 def test_a_case_is_decided_on_fewer_requests_of_longer_prompts_and_answers() -> None:
     def count(prompt: int, answer: int) -> int:
         lengths = Traffic(arrivals="poisson:10", input_length=f"constant:{prompt}", output_length=f"constant:{answer}")
@@ -55,7 +89,8 @@ def test_a_case_is_decided_on_fewer_requests_of_longer_prompts_and_answers() -> 
 
     assert count(1, 10) == 1000
     assert count(1, 50) == 400
-    assert count(50 * STEADY.block_size, 50) == 200
+    assert count(1, 200) == 256, "fewer would be no crowd"
+    assert count(50 * STEADY.block_size, 450) == 200
     assert count(10_000 * STEADY.block_size, 10_000) == 100
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.plan.seen_traffic import SeenRequest, quiet_moment
+from chairlift.plan.seen_traffic import SeenRequest, quiet_moment, sequence_trace
 
 
 def waited(begin: float, end: float | None) -> SeenRequest:
@@ -46,3 +46,18 @@ def test_at_that_moment_nobody_waits_and_at_none_later(found: list[tuple[float, 
     assert waiting(moment) == 0
     later = {each.arrival for each in requests} | {each.scheduled for each in requests if each.scheduled is not None}
     assert all(waiting(when) for when in (*later, 100.0) if moment < when <= 100.0)
+
+
+def test_who_was_refused_comes_with_somebody_elses_lengths() -> None:
+    done = SeenRequest(0.0, 30, 5, answered=True, scheduled=0.0, first=0.1, ended=0.5, most=50)
+    exact = SeenRequest(1.0, 20, 7, answered=True, scheduled=1.0, first=1.1, ended=1.5)
+    unread = SeenRequest(2.0, 0, 0, ended=2.0, refused=True)
+    read = SeenRequest(3.0, 40, 0, ended=3.0, refused=True, most=6, hold_updates=True)
+    trace = sequence_trace([done, exact, unread, read], 16, 4096)
+    assert [each.input_length for each in trace[:2]] == [30, 20]
+    assert trace[2].input_length in (30, 20, 40)
+    assert [(each.output_length, each.max_tokens) for each in trace[:2]] == [(5, 50), (7, None)]
+    assert trace[2].output_length in (5, 7)
+    assert (trace[3].input_length, trace[3].max_tokens, trace[3].hold_updates) == (40, 6, True)
+    assert trace[3].output_length in (5, 6)
+    assert quiet_moment([unread, read], 10.0) == 10.0, "they wait for nothing"

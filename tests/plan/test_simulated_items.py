@@ -81,6 +81,20 @@ def test_what_is_sent_ahead_begins_when_the_one_before_ends() -> None:
     assert idle(ahead=True) < 0.001
 
 
+def test_an_instance_takes_a_moment_between_two_calls_and_learns_nothing_of_it() -> None:
+    busy = at(*(index * 0.0011 for index in range(3000)))
+
+    def gaps(between: float) -> list[float]:
+        front = FrontCost(hop=0.002, between=between)
+        (steps,) = simulate([model(ahead=True)], busy, front=front).steps.values()
+        ends = [began + seconds for began, seconds in zip(steps.began, steps.seconds, strict=True)]
+        return [began - end for began, end in zip(steps.began[1:], ends, strict=False)][-50:]
+
+    # A batch that reaches an instance in that moment does not begin before it is over.
+    assert min(gaps(0.003)) == pytest.approx(0.003)
+    assert sum(gaps(0.003)) / 50 < 0.0035, "batches are sent ahead as early as ever"
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_batch_holds_the_front_as_it_leaves_and_as_it_comes_back(count: int) -> None:
     lives = simulate([model()], at(*[0.0] * count), front=FrontCost(batch=0.006)).requests

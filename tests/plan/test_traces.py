@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.plan.trace import TraceRequest, duration, prompt_ids
+from chairlift.plan.trace import TraceRequest, duration, prompt_ids, repeated
 from chairlift.plan.trace_files import LONGEST_LINE, MOST_TOKENS, TraceLine, _lines, read_trace, write_trace
 from chairlift.plan.traffic import Traffic, synthetic
 
@@ -293,3 +293,13 @@ def test_lengths_of_a_trace_are_those_of_answers(tmp_path: Path) -> None:
     write_trace(tmp_path / "t.jsonl", answers[:1])
     with pytest.raises(ConfigError, match="has no request with such a length"):
         synthetic(Traffic(arrivals="poisson:1", input_length="constant:1", output_length=form), 10.0)
+
+
+def test_a_trace_over_and_over_shares_what_most_of_it_shares() -> None:
+    trace = [TraceRequest(arrival=0.5 * n, input_length=1000, hash_ids=(7, 100 + n)) for n in range(20)]
+    assert repeated(trace, 5) == trace[:5]
+    more = repeated(trace, 50)
+    assert more[:20] == trace
+    assert [each.arrival for each in more] == pytest.approx([0.5 * n for n in range(50)])
+    assert {each.hash_ids[0] for each in more} == {7}
+    assert len({each.hash_ids[1] for each in more}) == 50

@@ -63,8 +63,8 @@ class Failure(enum.StrEnum):
 class BatchResult(msgspec.Struct, kw_only=True):
     """What a call came to: the seconds it took, and if it failed as a whole, how, and the error's text.
 
-    `errors` has, by item id, the text for those items alone that failed in a call that went well. `idle` is how many
-    seconds the instance had nothing to do before it.
+    `errors` has, by item id, the text for those items alone that failed in a call that went well. It began `gap`
+    seconds after the one before it was over, of which the instance had nothing to do for `idle`.
     """
 
     seconds: float
@@ -72,3 +72,4 @@ class BatchResult(msgspec.Struct, kw_only=True):
     detail: str = ""
     errors: dict[str, str] = {}
     idle: float | None = None
+    gap: float | None = None

@@ -22,12 +22,14 @@ class Unwanted(Exception):
 class CallResult(msgspec.Struct):
     """A result for each payload, an exception where that item alone failed; and the seconds that the call took.
 
-    `idle` is how long, before it, whoever computes had nothing to do, if that is known.
+    It began `gap` seconds after the one before it, of which whoever computes had nothing to do for `idle`, if that is
+    known.
     """
 
     results: list[Any]
     seconds: float
     idle: float | None = None
+    gap: float | None = None
 
 
 class CallFailed(Exception):

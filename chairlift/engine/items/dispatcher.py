@@ -396,7 +396,7 @@ class Dispatcher:
                 for item, value in zip(batch.items, results, strict=True)
                 if isinstance(value, BaseException)
             }
-            outcome = BatchResult(seconds=result.seconds, errors=errors, idle=result.idle)
+            outcome = BatchResult(seconds=result.seconds, errors=errors, idle=result.idle, gap=result.gap)
         except CallFailed as failed:
             cause = failed.__cause__
             outcome = BatchResult(seconds=0.0, failure=failed.failure, detail=failed.detail)

@@ -43,13 +43,14 @@ class Done(msgspec.Struct, tag=True):
     """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
 
     `errors` has the text for each item that failed alone, by its index; its result is None. Those in `refused` did so
-    because of what the client sent. Only the call itself counts
-    as `seconds`; `idle` is how many of them the worker waited for it.
+    because of what the client sent. Only the call itself counts as `seconds`. It began so many, the `gap`, after the
+    call before it was over, of which the worker waited for `idle`.
     """
 
     id: int
     seconds: float
     idle: float
+    gap: float | None = None
     errors: dict[int, str] = {}
     refused: list[int] = []
 

@@ -187,11 +187,11 @@ class ProcessExecutor(Supervised):
                 self._set_timer(call)
                 if not call.unwanted and not call.take(dict(zip(indices, decode(buffers), strict=True))):
                     self._worker.send([msgspec.msgpack.encode(StopBatch(call.number))])
-            case Done(seconds=seconds, idle=idle, errors=errors, refused=refused):
+            case Done(seconds=seconds, idle=idle, gap=gap, errors=errors, refused=refused):
                 results = decode(buffers) if buffers else call.streamed
                 for index, text in errors.items():
                     results[index] = BadItem(text) if index in refused else RequestFailed(text)
-                self._end().succeed(CallResult(results, seconds, idle))
+                self._end().succeed(CallResult(results, seconds, idle, gap))
             case Failed(failure=failure, detail=detail):
                 self._end().fail(failure, detail)
 

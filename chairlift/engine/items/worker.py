@@ -98,6 +98,7 @@ class ItemWorker:
         self._payloads: Any = list[Encoding] if info.task in TEXT_TASKS else list[Any]
         self._decoder = msgspec.msgpack.Decoder(ItemsToWorker)
         self._idle = 0.0
+        self._ended: float | None = None
         # What came while a stream was computed, in its order.
         self._inbox: deque[Received] = deque()
 
@@ -141,7 +142,9 @@ class ItemWorker:
 
         try:
             payloads = decode(frames, self._payloads)
+            gap = None if self._ended is None else time.perf_counter() - self._ended
             made = compute(self.runner, payloads, send_parts if message.stream else None)
+            self._ended = time.perf_counter()
         except CallFailed as failed:
             self._send(Failed(message.id, failed.failure, failed.detail))
         except Unwanted:
@@ -149,9 +152,9 @@ class ItemWorker:
         except (msgspec.DecodeError, ValueError) as error:
             self._send(Failed(message.id, Failure.RAISED, f"the payload can't be read: {text_of(error)}"))
         else:
-            self._answer(message, made, unsent)
+            self._answer(message, made, gap, unsent)
 
-    def _answer(self, message: RunBatch, made: CallResult, unsent: dict[int, str]) -> None:
+    def _answer(self, message: RunBatch, made: CallResult, gap: float | None, unsent: dict[int, str]) -> None:
         """Send what a call gave; an item whose parts can't be sent has an error, whatever came after that part."""
         errors = {i: _told(each) for i, each in enumerate(made.results) if isinstance(each, BaseException)} | unsent
         refused = [i for i in errors if i not in unsent and isinstance(made.results[i], InvalidRequest)]
@@ -163,7 +166,7 @@ class ItemWorker:
             except Exception:
                 errors |= _unsendable(dict(enumerate(results)), "result")
                 encoded = encode([None if i in errors else each for i, each in enumerate(results)], checked=True)
-        self._send(Done(message.id, made.seconds, self._idle, errors, refused), encoded)
+        self._send(Done(message.id, made.seconds, self._idle, gap, errors, refused), encoded)
 
     def _send(self, message: ItemsToFront, frames: Sequence[bytes | memoryview] = ()) -> None:
         # Copied, since the model may write its next parts or results into the same arrays at once.

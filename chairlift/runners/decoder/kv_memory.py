@@ -21,8 +21,6 @@ _SHARE = 0.4
 # own end. Conversations come back after many others had their turn.
 _SNAPSHOTS_A_SLOT = 64
 _SNAPSHOT_SHARE, _SNAPSHOT_PART = 0.1, 0.25
-# How many times the expected need of requests is kept.
-_KEPT = 2
 
 
 def num_kv_blocks(
@@ -47,9 +45,7 @@ def num_kv_blocks(
         blocks = int((config.kv_cache_gb * _GB - snapshot_bytes) / per_block)
         limit = f"kv_cache_gb={config.kv_cache_gb:g}"
     else:
-        enough = _DEFAULT_GB * _GB // per_block
-        if config.expected_tokens is not None:
-            enough = _KEPT * config.slots * -(-config.expected_tokens // config.block_size)
+        enough = config.expected_blocks(config.block_size) or _DEFAULT_GB * _GB // per_block
         blocks = min(config.slots * longest, int(_SHARE * free / per_block), max(enough, longest))
         limit = f"{_SHARE:.0%} of the {free / _GB:.1f} GiB of memory that are free"
     if blocks < longest:

@@ -36,8 +36,8 @@ class RecentCall(NamedTuple):
     """What is kept of a call: when it began, on CLOCK_MONOTONIC, its seconds, where it ran, what it held.
 
     `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. The front
-    heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` began when the front
-    heard of the end of the one before it.
+    heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` counts as begun when
+    the front heard of the end of the one before it; it began `gap` seconds after that was over, where this is known.
     """
 
     started: float
@@ -52,6 +52,7 @@ class RecentCall(NamedTuple):
     first: str = ""
     background: bool = False
     ahead: bool = False
+    gap: float | None = None
 
 
 class InferenceCounts:
@@ -139,7 +140,7 @@ class ItemMetrics:
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
         size, computed, failure = batch.size, batch.computed, outcome.failure
         first, ended = batch.items[0], time.monotonic()
-        held = count, size, waiting, failure, computed, ended, first.id, first.background, batch.ahead
+        held = count, size, waiting, failure, computed, ended, first.id, first.background, batch.ahead, outcome.gap
         self.calls.append(RecentCall(batch.started, outcome.seconds, batch.instance, *held))
         self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)

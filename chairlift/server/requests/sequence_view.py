@@ -9,6 +9,7 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.core.sequences.strategy import STRATEGIES
+from chairlift.engine.sequences.client import Stream
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.requests.request_view import (
@@ -27,6 +28,14 @@ from chairlift.server.requests.request_view import (
 )
 
 _WAITING = (SequenceState.WAITING, SequenceState.PREEMPTED)
+_GAVE_UP = "it gave up its place to a more urgent one, and is computed anew later"
+# What is said of those of which the worker says nothing.
+_IN_FRONT = {
+    SequenceState.WAITING: "it waits",
+    SequenceState.PREFILLING: "its prompt is read",
+    SequenceState.RUNNING: "it is being answered",
+    SequenceState.PREEMPTED: _GAVE_UP,
+}
 # What would have saved less than this, in seconds and as a share of the whole, is not worth a word.
 _LEAST_S, _LEAST_SHARE = 0.05, 0.05
 
@@ -48,7 +57,7 @@ async def live_views(service: SequenceService, viewer: Viewer, samples: Sequence
         view.predicted = predicted(foreseen.get(request_id), now)
         if standing is not None and standing.state in _WAITING:
             view.position, view.ahead = standing.ahead + 1, _ahead(standing, queues[view.background])
-        elif standing is not None and view.predicted is not None:
+        elif (standing is not None or sample.stream.running_since) and view.predicted is not None:
             view.predicted.start = None  # it has begun
         views.append(view)
     return views
@@ -103,8 +112,8 @@ def _state(sample: Sample, standing: Standing | None) -> tuple[str, str]:
     if stream.done:
         return "delivering", "it is computed, and its client has yet to read the rest"
     if standing is None:
-        state = SequenceState.RUNNING if stream.started else SequenceState.WAITING
-        return state, "the model has not said where it is: a long step runs; ask again"
+        state = _state_in_front(stream)
+        return state, f"{_IN_FRONT[state]}; the model has not said more, since a long step runs: ask again"
     if standing.state is SequenceState.PREPARING:
         return standing.state, "the form that its answer must have is compiled; then it joins the queue"
     if standing.state is SequenceState.PREFILLING:
@@ -115,19 +124,28 @@ def _state(sample: Sample, standing: Standing | None) -> tuple[str, str]:
     just_come = standing.detail or "it has just come"
     why = just_come if standing.reason is None else WHY_WAITING.get(standing.reason, just_come)
     if standing.state is SequenceState.PREEMPTED:
-        why = f"it gave up its place to a more urgent one, and is computed anew later; {why}"
+        why = f"{_GAVE_UP}; {why}"
     return standing.state, why
+
+
+def _state_in_front(stream: Stream) -> SequenceState:
+    """Where one is by what its worker's last step said: whether it took a slot, and gave tokens."""
+    if stream.running_since:
+        return SequenceState.PREFILLING if stream.beginning is None else SequenceState.RUNNING
+    return SequenceState.PREEMPTED if stream.started or stream.preemptions else SequenceState.WAITING
 
 
 def _phases(sample: Sample, standing: Standing | None, now: float) -> PhasesView:
     """What its phases have taken so far."""
     arrival, began = sample.arrival, sample.stream.beginning
+    # When it took its slot, as far as that is known.
+    start = sample.stream.running_since if standing is None else standing.started
     if began is not None:
         phases = PhasesView(prefill_s=began.first_token - began.scheduled)
         phases.queued_s = max(began.scheduled - arrival, 0.0)
         phases.decode_s = (sample.stream.ended or now) - began.first_token
-    elif standing is not None and standing.started is not None:
-        phases = PhasesView(queued_s=max(standing.started - arrival, 0.0), prefill_s=now - standing.started)
+    elif start:
+        phases = PhasesView(queued_s=max(start - arrival, 0.0), prefill_s=now - start)
     else:
         phases = PhasesView(queued_s=now - arrival)
     phases.total_s = now - arrival

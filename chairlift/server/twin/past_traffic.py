@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from chairlift.core.cost import Coefficients
+from chairlift.core.finished import FinishReason
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
 from chairlift.plan.seen_traffic import SeenRequest, SeenStep, quiet_moment
@@ -18,7 +19,7 @@ from chairlift.runners.items import TEXT_TASKS, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.item_service import ItemService
-from chairlift.server.models.request_log import EndedRequest
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest
 from chairlift.server.models.sequence_service import Sample, SequenceService
 
 # The traffic that is told of; what came before it, which may still have been there; and how much further back that goes
@@ -47,13 +48,15 @@ class Past(NamedTuple):
     """What a server knows of a model at a moment: a copy, as what it is made from goes on.
 
     `ended` are those of each tenant, the last one last; `known` is the moment from which on none of a tenant's is
-    missing, if that is known; `steps` are those of a language model, or another's calls.
+    missing, if that is known; `steps` are those of a language model, or another's calls. `live` are those that have not
+    ended, and `refused` those that were never let in. Tenants are told by number.
     """
 
     now: float
     of: SequenceQuestion | ItemQuestion
-    ended: list[list[EndedRequest]]
+    ended: list[tuple[int, list[EndedRequest]]]
     live: list[_Kept]
+    refused: list[_Kept]
     known: float | None
     steps: list[Any]
 
@@ -83,7 +86,18 @@ def past_of(service: SequenceService | ItemService) -> Past:
         steps: list[Any] = list(service.metrics.steps)
     else:
         of, steps = _of_items(service.dispatcher, service.loaded()), list(service.metrics.calls)
-    return Past(time.monotonic(), of, [list(line) for line in lines], list(_live(service)), known, steps)
+    numbers = _Numbers()
+    ended = [(numbers[name], list(line)) for name, line in service.log.ended.items()]
+    live, refused = list(_live(service, numbers)), list(_refused(service.log.refused, numbers))
+    return Past(time.monotonic(), of, ended, live, refused, known, steps)
+
+
+class _Numbers(dict[str | None, int]):
+    """A number for each tenant, in the order in which they are asked for."""
+
+    def __missing__(self, name: str | None) -> int:
+        number = self[name] = len(self)
+        return number
 
 
 def lately(past: Past, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
@@ -114,7 +128,8 @@ def _window(past: Past, since: float, until: float, target: str | None = None) -
     """Those that came until then, and somewhat before `since`, who may still be there then; the last if too many."""
     latest = since - _LEAD_S
     earliest = latest - _MOST_BACK_S
-    found = [each for each in (*_ended_since(past, earliest), *past.live) if earliest <= each.seen.arrival <= until]
+    known_of = (*_ended_since(past, earliest), *past.live, *past.refused)
+    found = [each for each in known_of if earliest <= each.seen.arrival <= until]
     begin = quiet_moment([each.seen for each in found], latest)
     found = [each for each in found if each.seen.arrival >= begin]
     # What a tenant had before the oldest of its that are kept is not known.
@@ -136,7 +151,7 @@ def _window(past: Past, since: float, until: float, target: str | None = None) -
 def _ended_since(past: Past, begin: float) -> Iterator[_Kept]:
     """Those that ran and ended since then, of all tenants, the last one first."""
     make = _seen_sequence if isinstance(past.of, SequenceQuestion) else _seen_items
-    lines = [_numbered(number, reversed(line)) for number, line in enumerate(past.ended)]
+    lines = [_numbered(number, reversed(line)) for number, line in past.ended]
     merged = heapq.merge(*lines, key=lambda pair: pair[1].ended, reverse=True)
     for number, each in islice(takewhile(lambda pair: pair[1].ended >= begin, merged), _MOST_READ):
         seen = make(each, number)
@@ -149,10 +164,16 @@ def _numbered(number: int, line: Iterable[EndedRequest]) -> Iterator[tuple[int, 
 
 
 def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
-    """A sequence that ended; None if it never ran."""
-    if each.total_s is None or each.prefill_s is None or each.prompt_tokens is None:
+    """A sequence that ended; None if it never ran, unless it was refused after a while."""
+    if each.total_s is None or each.prompt_tokens is None:
         return None
     arrival = each.ended - each.total_s
+    held = each.hold_updates
+    if each.prefill_s is None and each.finish_reason == FinishReason.SHED.value:
+        about = tenant, 0, each.priority, each.background, False, None, None, each.ended, each.max_tokens
+        return SeenRequest(arrival, each.prompt_tokens, 0, *about, refused=True, hold_updates=held)
+    if each.prefill_s is None:
+        return None
     scheduled = arrival + (each.queued_s or 0.0)
     return SeenRequest(
         arrival,
@@ -166,6 +187,8 @@ def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
         scheduled,
         scheduled + each.prefill_s,
         each.ended,
+        each.max_tokens,
+        hold_updates=held,
     )
 
 
@@ -187,16 +210,24 @@ def _seen_items(each: EndedRequest, tenant: int) -> SeenRequest | None:
     )
 
 
-def _live(service: SequenceService | ItemService) -> Iterator[_Kept]:
+def _refused(refused: Iterable[RefusedRequest], numbers: _Numbers) -> Iterator[_Kept]:
+    """Those for which there was no room when they came."""
+    for each in refused:
+        about = numbers[each.owner], 0, each.priority, each.background, False, None, None, each.arrival, each.max_tokens
+        seen = SeenRequest(each.arrival, each.prompt_tokens, 0, *about, refused=True, hold_updates=each.hold_updates)
+        yield _Kept("", seen)
+
+
+def _live(service: SequenceService | ItemService, numbers: _Numbers) -> Iterator[_Kept]:
     """Those that have not ended."""
     if isinstance(service, ItemService):
         for item in islice(service.dispatcher.items_of(None), _MOST_REQUESTS):
             size = max(round(item.size), 1)
             yield _Kept(item.id, SeenRequest(item.arrival, size, 1, priority=item.priority, background=item.background))
         return
-    for number, line in enumerate(service.log.live.values()):
+    for name, line in service.log.live.items():
         for sample in islice(line.values(), _MOST_REQUESTS):
-            yield _Kept(sample.stream.request.id, _seen_live(sample, number))
+            yield _Kept(sample.stream.request.id, _seen_live(sample, numbers[name]))
 
 
 def _seen_live(sample: Sample, tenant: int) -> SeenRequest:
@@ -212,6 +243,7 @@ def _seen_live(sample: Sample, tenant: int) -> SeenRequest:
         scheduled=began.scheduled if began else (stream.running_since or None),
         first=began.first_token if began else None,
         most=request.max_tokens,
+        hold_updates=request.hold_updates,
     )
 
 
@@ -246,7 +278,9 @@ def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
 
 
 def _lag(call: RecentCall) -> float:
-    """By how many seconds a call was longer for the front than it took itself."""
+    """By how many seconds a call was longer for the front than it took itself, or of one sent ahead what was before."""
+    if call.ahead and call.gap is not None:
+        return call.gap
     return max(call.ended - call.started - call.seconds, 0.0)
 
 

@@ -42,11 +42,16 @@ BODY = msgspec.json.Decoder(SettingsBody)
 
 
 class OtherSettings(NamedTuple):
-    """What is to be changed, and the settings as they are told before and after; None if nothing is."""
+    """What is to be changed, and the settings as they are told before and after; None if nothing is.
+
+    `unread` are those with which the server was started, and with another strategy would not start: with their
+    defaults, which it takes.
+    """
 
     change: Change | None
     now: dict[str, Any]
     wanted: dict[str, Any] | None
+    unread: dict[str, Any] = {}
 
 
 def given_in(body: SettingsBody) -> dict[str, Any]:
@@ -79,7 +84,8 @@ def other_settings(service: SequenceService | ItemService, given: dict[str, Any]
         # So few tokens nobody has set: the tuner may have as many as were configured.
         given = {_TOKENS: min(slots, tuner.configured.max_num_batched_tokens)} | given
     changed = _changed_config(config, given)
-    return OtherSettings(Change(config=changed), _told_config(config), _told_config(changed))
+    unread = _unread(service.client.configured, changed.strategy)
+    return OtherSettings(Change(config=changed), _told_config(config), _told_config(changed), unread)
 
 
 def configured_with(given: dict[str, Any], configured: SequenceConfig) -> SequenceConfig:
@@ -110,6 +116,17 @@ def _changed_config(config: SequenceConfig, given: dict[str, Any]) -> SequenceCo
     except ConfigError as error:
         at_fault = next((name for name in given if name in str(error)), next(iter(given)))
         raise InvalidRequest(str(error), at_fault) from None
+
+
+def _unread(configured: SequenceConfig, strategy: str) -> dict[str, Any]:
+    """The defaults of what was configured and has no effect under a strategy."""
+    return {
+        field.name: field.default
+        for field in msgspec.structs.fields(configured)
+        if (readers := readers_of(field.name))
+        and strategy not in readers
+        and getattr(configured, field.name) != field.default
+    }
 
 
 def _changed_limits(limits: BatchLimits, given: dict[str, Any]) -> BatchLimits:

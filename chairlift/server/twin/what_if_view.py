@@ -55,11 +55,14 @@ def _of_sequence(config: SequenceConfig, ended: EndedRequest) -> Iterator[_Alter
         for more in (2 * slots, 4 * slots):
             if more <= _MOST_SLOTS:
                 wanted = {strategy.slots_setting: more, "max_num_batched_tokens": max(tokens, more)}
-                yield _setting(config, strategy.slots_setting, more, wanted)
+                changed = msgspec.structs.replace(config, **wanted)
+                words = f"{strategy.slots_setting} = {more}{_more_tokens(config, changed)}"
+                yield _Alternative(words, Change(config=changed), strategy.slots_setting, more)
     if strategy.closes_batch or strategy.slots_setting is None:
         most = slots if slots > 1 else _CONTINUOUS_SLOTS
-        changed, words = with_strategy(config, "continuous", most), f"max_num_seqs = {most}"
-        yield _Alternative(f'strategy = "continuous" and {words}', Change(config=changed), "strategy", "continuous")
+        changed = with_strategy(config, "continuous", most)
+        words = f'strategy = "continuous" and max_num_seqs = {most}{_more_tokens(config, changed)}'
+        yield _Alternative(words, Change(config=changed), "strategy", "continuous")
     for other in (2 * tokens, tokens // 2):
         if slots <= other <= _MOST_TOKENS:
             yield _setting(config, "max_num_batched_tokens", other)
@@ -107,8 +110,14 @@ def _other_places() -> Iterator[_Alternative]:
     yield _Alternative("another machine like this one beside it", Change(replicas=2))
 
 
-def _setting(config: SequenceConfig, name: str, value: float, wanted: dict[str, Any] | None = None) -> _Alternative:
-    changed = msgspec.structs.replace(config, **(wanted or {name: value}))
+def _more_tokens(config: SequenceConfig, changed: SequenceConfig) -> str:
+    """What must be raised along with the slots, each of which needs a token in a step: in words, where it is."""
+    tokens = changed.max_num_batched_tokens
+    return f" and max_num_batched_tokens = {tokens}" if tokens > config.max_num_batched_tokens else ""
+
+
+def _setting(config: SequenceConfig, name: str, value: float) -> _Alternative:
+    changed = msgspec.structs.replace(config, **{name: value})
     return _Alternative(f"{name} = {value:g}", Change(config=changed), name, value)
 
 

@@ -1,0 +1,100 @@
+"""The last minutes of a server that runs: what came, and the very steps or calls that it took, for `chairlift plan`."""
+
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+
+from chairlift.bench.running_server import RunningServer
+from chairlift.errors import ConfigError, RequestFailed
+from chairlift.plan.machine_profile import CallSample, FrontCost, ItemProfile, SequenceProfile
+from chairlift.plan.seen_traffic import (
+    SeenItems,
+    SeenSequences,
+    item_profile,
+    item_trace,
+    seen_front,
+    sequence_profile,
+    sequence_trace,
+)
+from chairlift.plan.trace import TraceRequest
+
+_FLAGS = "--trace FILE, or --rate with what requests are like"
+
+
+class ServedTraffic(NamedTuple):
+    """Requests as they came, the model with what its steps or calls took, and in words how much was seen."""
+
+    trace: list[TraceRequest]
+    profile: SequenceProfile | ItemProfile
+    front: FrontCost
+    about: str
+
+
+class _Answer(msgspec.Struct):
+    """What `GET /v1/traffic` tells."""
+
+    seen: SeenSequences | SeenItems
+    window_s: float
+
+
+def served_traffic(server: RunningServer, about: dict[str, Any]) -> ServedTraffic:
+    """Ask for the last minutes of a model, of which the server has told this. Raises ConfigError if that is no help."""
+    try:
+        answer = _asked(server, str(about["id"]))
+    except RequestFailed as error:
+        raise ConfigError(f"say what comes: {_FLAGS}; of the server's own traffic nothing follows: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"say what comes: {_FLAGS}; {server.url} tells its own in another way: {error}") from None
+    seen, minutes = answer.seen, answer.window_s / 60
+    if isinstance(seen, SeenItems):
+        return _of_items(seen, about, minutes)
+    return _of_sequences(seen, about, minutes)
+
+
+def served_calls(server: RunningServer, name: str) -> list[CallSample]:
+    """Ask for the calls of the last minutes of a model that answers in one call. Raises RequestFailed for too few."""
+    seen = _asked(server, name).seen
+    return seen.calls if isinstance(seen, SeenItems) else []
+
+
+def _asked(server: RunningServer, name: str) -> _Answer:
+    return msgspec.convert(server.get(f"/v1/traffic?{urlencode({'model': name})}"), _Answer, strict=False)
+
+
+def _of_sequences(seen: SeenSequences, about: dict[str, Any], minutes: float) -> ServedTraffic:
+    memory = about["memory"]
+    bare = msgspec.structs.replace(
+        seen.profile, model=str(about["id"]), weight_bytes=memory["weight_bytes"], kv_bytes=memory["kv_bytes"]
+    )
+    profile = sequence_profile(seen.steps, seen.requests, seen.cost, bare)
+    most = max(step.sequences for step in profile.steps)
+    # At another rate, or with other settings, other things happen at a moment.
+    timeless = [msgspec.structs.replace(step, began=None) for step in profile.steps]
+    return ServedTraffic(
+        sequence_trace(seen.requests, bare.block_size, bare.max_model_len),
+        msgspec.structs.replace(profile, steps=timeless),
+        seen_front(seen.requests),
+        f"{_said(seen, minutes)} and {len(timeless)} of its steps; for more than {most} sequences in a step, the most "
+        "that it had, times go by the cost model alone",
+    )
+
+
+def _of_items(seen: SeenItems, about: dict[str, Any], minutes: float) -> ServedTraffic:
+    profile = item_profile(str(about["id"]), seen.calls)
+    most = max(call.items for call in profile.calls)
+    timeless = [msgspec.structs.replace(call, began=None) for call in profile.calls]
+    profile = msgspec.structs.replace(
+        profile, calls=timeless, weight_bytes=about["memory"]["weight_bytes"], max_tokens=about["max_model_len"]
+    )
+    return ServedTraffic(
+        item_trace(seen.requests, seen.sized),
+        profile,
+        seen_front(seen.requests),
+        f"{_said(seen, minutes)} and {len(timeless)} of its calls; for more than {most} items in a call, the most "
+        "that it had, times go by a line through these; instances stay as they are",
+    )
+
+
+def _said(seen: SeenSequences | SeenItems, minutes: float) -> str:
+    return f"planned with its own last {minutes:g} minutes: {len(seen.requests)} requests"
