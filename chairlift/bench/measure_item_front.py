@@ -108,9 +108,9 @@ def item_front(
         item = max((many - short) / (_MANY - 1) - token * (least + _ADDED), 0.0)
     on_progress(0.9)
     server = RunningServer(f"http://{requests.target.host}:{requests.target.port}")
-    between = _median(call.lag for call in served_calls(server, requests.target.model) if call.ahead)
+    between = _median(call.gap for call in served_calls(server, requests.target.model))
     alone, _ = _held(pid, requests, requests.posted([least] * _LEAST), clients=1)
-    lag = _median(call.lag for call in served_calls(server, requests.target.model)[-_LEAST:] if not call.ahead)
+    lag = _median(call.lag for call in served_calls(server, requests.target.model)[-_LEAST:] if call.gap is None)
     limits = config.limits(profile.max_batch_size, profile.max_wait_ms)
     # Who is alone has a batch of its own, and in a crowd, whose batches are full, a share of one.
     share = 1 / max(min(limits.max_batch_size, (limits.max_batch_tokens or inf) / _mean_size(requests, lengths)), 1)
@@ -118,7 +118,7 @@ def item_front(
     own = alone - item - token * (least + _ADDED)
     batch = max((own - shared) / (1 - share), 0.0) if share < 1 else 0.0
     request = max(shared - share * batch, _LEAST_S)
-    hop = max((lag - batch) / 2, _LEAST_HOP_S)
+    hop = max(lag - batch / 2, _LEAST_HOP_S)
     front = FrontCost(request=request, prompt_token=token, item=item, batch=batch, hop=hop, between=between)
     on_progress(1.0)
     taken = median(_seconds(load) for _, load in crowds)

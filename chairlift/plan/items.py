@@ -169,7 +169,7 @@ class VirtualItems:
     def _start(self, batch: Batch, now: float) -> None:
         """Send a batch to its instance."""
         self._num_calls += 1
-        instance, way = self._instances[batch.instance], self._times.way(len(batch.items), now)
+        instance, way = self._instances[batch.instance], self._times.there(len(batch.items), now)
         if way is None:
             # One half to send it, and the other to take its results in.
             there = self._front.work(now, self._front.cost.batch / 2) + self._hop
@@ -216,7 +216,7 @@ class VirtualItems:
         idle = None if gap is None else max(gap - instance.between, 0.0)
         outcome = BatchResult(seconds=seconds, idle=idle, gap=gap)
         instance.running, instance.free_at, began = None, now, instance.began
-        way = self._times.way(len(batch.items), now)
+        way = self._times.back(len(batch.items), now)
         if way is None:
             self._agenda.at(now + self._hop, lambda: self._heard(batch, outcome, began), last=True)
         else:

@@ -37,10 +37,10 @@ class StepSample(msgspec.Struct, array_like=True, frozen=True):
 class CallSample(msgspec.Struct, array_like=True, frozen=True):
     """A call of a model of items as it was recorded: items, their computed size, and the seconds that it took.
 
-    Of a server's own traffic two more things are known. One is when it `began`, in seconds from the first request's
-    arrival: when it was sent, or if it was sent `ahead`, when the front heard of the end of the call before it. The
-    other is its `lag`: by how many seconds the way there and back made it longer than it took itself, or of one that
-    was sent ahead, how many passed since the call before it was over.
+    Of a server's own traffic more is known. One is when it `began`, in seconds from the first request's arrival: when
+    it was sent, or if that was ahead of its time, when the front heard of the end of the call before it. Another is
+    its `lag`: how many seconds passed until the front heard of its end, and if it was not sent ahead, as many before it
+    began. If it was, it began so many, the `gap`, after the call before it was over.
     """
 
     items: int
@@ -48,7 +48,7 @@ class CallSample(msgspec.Struct, array_like=True, frozen=True):
     seconds: float
     began: float | None = None
     lag: float | None = None
-    ahead: bool = False
+    gap: float | None = None
 
 
 class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
@@ -217,6 +217,7 @@ def _check_calls(where: str, model: ItemProfile) -> None:
             raise ValueError(f"{at} holds {call.items} items of size {call.computed}: both must be positive")
         _check_seconds(f"{at}.seconds", call.seconds, above_zero=True)
         _check_seconds(f"{at}.lag", call.lag or 0.0)
+        _check_seconds(f"{at}.gap", call.gap or 0.0)
 
 
 def _check_count(where: str, samples: list[SampleT]) -> None:

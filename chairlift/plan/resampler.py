@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from math import log2
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -218,38 +218,48 @@ class CallTimes:
             within,
         )
         known = [call for call in calls if call.lag is not None]
-        self._ways = _lags([call for call in known if not call.ahead], rng, within)
-        self._gaps = _lags([call for call in known if call.ahead], rng, within)
+        self._there = _of_calls([call for call in known if call.gap is None], "lag", rng, within)
+        self._back = _of_calls(known, "lag", rng, within)
+        self._gaps = _of_calls([call for call in known if call.gap is not None], "gap", rng, within)
 
     def fresh(self, rng: random.Random) -> "CallTimes":
         """Return times that begin anew, without the work of making them."""
         other = copy(self)
         other._ratios = self._ratios.fresh(rng)
-        other._ways = None if self._ways is None else self._ways.fresh(rng)
-        other._gaps = None if self._gaps is None else self._gaps.fresh(rng)
+        for name in ("_there", "_back", "_gaps"):
+            drawn = getattr(self, name)
+            setattr(other, name, None if drawn is None else drawn.fresh(rng))
         return other
 
     def seconds(self, items: int, computed: float, now: float = 0.0) -> float:
         """Draw the seconds of a call that begins now."""
         return self._expected(computed) * self._ratios.draw(items, computed, now=now)
 
-    def way(self, items: int, now: float = 0.0) -> float | None:
-        """Draw the seconds from the front to an instance that waits, or back; None where that was not recorded."""
-        return None if self._ways is None else self._ways.draw(items, now=now) / 2
+    def there(self, items: int, now: float = 0.0) -> float | None:
+        """Draw the seconds from the front to an instance that has nothing to do; None where that was not recorded."""
+        return None if self._there is None else self._there.draw(items, now=now)
+
+    def back(self, items: int, now: float = 0.0) -> float | None:
+        """Draw the seconds from the end of a call until the front has heard of it; None as above."""
+        return None if self._back is None else self._back.draw(items, now=now)
 
     def gap(self, items: int, now: float = 0.0) -> float | None:
-        """Draw the seconds between a call that ends now and the next, which was sent ahead; None if as `way`."""
+        """Draw the seconds between a call that ends now and the next, which was sent ahead; None as above."""
         return None if self._gaps is None else self._gaps.draw(items, now=now)
 
     def _expected(self, computed: float) -> float:
         return self._call + self._size * computed
 
 
-def _lags(calls: Sequence[CallSample], rng: random.Random, within: float | None) -> Resampler | None:
-    """What calls took beside their own time, if there are any."""
+def _of_calls(
+    calls: Sequence[CallSample], what: Literal["lag", "gap"], rng: random.Random, within: float | None
+) -> Resampler | None:
+    """What passed beside these calls, if there are any."""
     if not calls:
         return None
-    return _resampler(calls, [(call.items,) for call in calls], [call.lag or 0.0 for call in calls], rng, 0.0, within)
+    return _resampler(
+        calls, [(call.items,) for call in calls], [getattr(call, what) for call in calls], rng, 0.0, within
+    )
 
 
 def thinned(profile: ProfileT, most: int) -> ProfileT:

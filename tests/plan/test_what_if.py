@@ -290,7 +290,7 @@ def test_the_ways_of_calls_and_what_came_before_are_in_the_twin() -> None:
     bare, limits = exact_calls(0.05, 1e-3), BatchLimits(max_batch_size=4)
     # By turns sent to an instance that waited, and ahead.
     calls = [
-        msgspec.structs.replace(call, lag=0.01 if ahead else 0.04, ahead=ahead)
+        msgspec.structs.replace(call, lag=0.02, gap=0.01 if ahead else None)
         for call in bare.calls
         for ahead in (False, True)
     ]

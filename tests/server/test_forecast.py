@@ -398,17 +398,24 @@ def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
         for _ in range(25):
             await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
         kept = [call for call in service.metrics.calls if call.seconds > 0]
-        later = kept[-1]._replace(started=kept[-1].ended, ended=kept[-1].ended + 3.0, ahead=True)
-        service.metrics.calls.append(later)
-        service.metrics.calls.append(later._replace(started=later.started + 1.0, gap=0.25))
+        last = kept[-1]
+        heard = last.ended
+        # Sent ahead: heard of 3 s after the one before, of which it took 1 s and the gap was as the worker says.
+        for gap in (0.5, 1.75, None):
+            heard += 3.0
+            about = {"started": heard - 3.0, "ended": heard, "seconds": 1.0, "ahead": True, "gap": gap}
+            service.metrics.calls.append(last._replace(**about))
         question = past_traffic.lately(past_traffic.past_of(service), [])
         assert isinstance(question, ItemQuestion)
-        (*lags, last, told), first = [(each.lag, each.ahead) for each in question.calls], question.calls[0]
-        assert lags == [(pytest.approx(each.ended - each.started - each.seconds), False) for each in kept]
-        assert last == (pytest.approx(3.0 - kept[-1].seconds), True)
-        assert told == (0.25, True), "the worker itself knows best what was between two calls"
-        assert all(lag >= 0 for lag, _ in lags)
-        assert first.lag is not None
+        *alone, first, second, third = question.calls
+        assert [(each.lag, each.gap) for each in alone] == [
+            (pytest.approx((each.ended - each.started - each.seconds) / 2), None) for each in kept
+        ]
+        way = alone[-1].lag
+        assert way is not None
+        assert (first.lag, first.gap) == (pytest.approx(way + 1.5), 0.5)
+        assert (second.lag, second.gap) == (pytest.approx(way + 1.75), 1.75)
+        assert (third.lag, third.gap) == (pytest.approx(way + 1.75), 2.0), "the worker did not say"
 
     run(go)
 

@@ -21,6 +21,7 @@ from chairlift.server.metrics.items import RecentCall
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, RefusedRequest
 from chairlift.server.models.sequence_service import Sample, SequenceService
+from chairlift.server.twin.seen_calls import seen_calls
 
 # The traffic that is told of; what came before it, which may still have been there; and how much further back that goes
 # to a moment at which nobody waited.
@@ -277,23 +278,11 @@ def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
     return found[::-1]
 
 
-def _lag(call: RecentCall) -> float:
-    """By how many seconds a call was longer for the front than it took itself, or of one sent ahead what was before."""
-    if call.ahead and call.gap is not None:
-        return call.gap
-    return max(call.ended - call.started - call.seconds, 0.0)
-
-
 def _calls(calls: Sequence[RecentCall], kept: Sequence[_Kept]) -> list[CallSample]:
     """The last calls that succeeded, in the order in which they began."""
-    first = kept[0].seen.arrival if kept else 0.0
-    timed = (each for each in reversed(calls) if each.failure is None and each.seconds > 0)
-    found = [
-        CallSample(each.items, each.computed or each.size, each.seconds, each.started - first, _lag(each), each.ahead)
-        for each in islice(timed, _MOST_STEPS)
-    ]
+    found = seen_calls(calls, kept[0].seen.arrival if kept else 0.0)[-_MOST_STEPS:]
     _check_samples(found, "calls")
-    return sorted(found, key=attrgetter("began"))
+    return found
 
 
 def _of_sequences(service: SequenceService) -> SequenceQuestion:

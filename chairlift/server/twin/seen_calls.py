@@ -1,0 +1,33 @@
+"""A server's calls as the simulator takes them: how long each took, its way, and what was between two."""
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+from chairlift.plan.machine_profile import CallSample
+from chairlift.server.metrics.items import RecentCall
+
+
+def seen_calls(calls: Iterable[RecentCall], first: float) -> list[CallSample]:
+    """Return those that succeeded, in the order in which they began, in seconds after the moment `first`.
+
+    `calls` come in the order in which they ended. How long the front took to hear of an end follows, for a call that
+    was sent ahead, from when it heard of the end before: between these two lie the gap, the call, and by how much the
+    one way was longer than the other.
+    """
+    found: list[CallSample] = []
+    # Of each instance, how long the way of its last call was; of none it is taken to have been nothing.
+    ways: dict[int, float] = {}
+    for call in calls:
+        if call.failure is not None or call.seconds <= 0:
+            ways.pop(call.instance, None)
+            continue
+        more = call.ended - call.started - call.seconds
+        if call.ahead:
+            gap = max(more, 0.0) if call.gap is None else call.gap
+            lag = max(ways.get(call.instance, 0.0) + more - gap, 0.0)
+        else:
+            gap, lag = None, max(more, 0.0) / 2
+        ways[call.instance] = lag
+        computed = call.computed or call.size
+        found.append(CallSample(call.items, computed, call.seconds, call.started - first, lag, gap))
+    return sorted(found, key=attrgetter("began"))
