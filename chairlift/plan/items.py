@@ -211,10 +211,8 @@ class VirtualItems:
             self._agenda.at(later, lambda: self._computed(instance), last=True)
             return
         seconds = now - instance.began
-        gap = None if free_at == -inf else instance.began - free_at
-        # What an instance does between two calls that wait is no time in which it has nothing to do.
-        idle = None if gap is None else max(gap - instance.between, 0.0)
-        outcome = BatchResult(seconds=seconds, idle=idle, gap=gap)
+        idle = None if free_at == -inf else max(instance.began - free_at - instance.between, 0.0)
+        outcome = BatchResult(seconds=seconds, idle=idle)
         instance.running, instance.free_at, began = None, now, instance.began
         way = self._times.back(len(batch.items), now)
         if way is None:

@@ -337,8 +337,8 @@ def test_what_ended_is_kept_for_a_while_and_no_more_than_so_many(monkeypatch: py
         told = (await get(front, query="status=ended&limit=2")).json()
         assert [each["id"] for each in told["data"]] == ids[:2:-1]
         assert told["has_more"]
-        kept = front.service.log.ended[None]
-        assert kept.maxlen == 1000
+        ended = front.service.log.ended
+        assert (ended[None].maxlen, ended["alice"].maxlen) == (4000, 1000), "without keys all are one tenant's"
         monkeypatch.setattr(request_log, "KEPT_S", 0.0)
         assert (await get(front, query="status=ended")).json()["data"] == []
         assert (await get(front, f"/{ids[-1]}")).status == 404

@@ -63,8 +63,8 @@ class Failure(enum.StrEnum):
 class BatchResult(msgspec.Struct, kw_only=True):
     """What a call came to: the seconds it took, and if it failed as a whole, how, and the error's text.
 
-    `errors` has, by item id, the text for those items alone that failed in a call that went well. It began `gap`
-    seconds after the one before it was over, of which the instance had nothing to do for `idle`.
+    `errors` has, by item id, the text for those items alone that failed in a call that went well. Since the one before
+    it the instance had nothing to do for `idle` seconds, and other things to do for so many, the `gap`.
     """
 
     seconds: float

@@ -22,8 +22,8 @@ class Unwanted(Exception):
 class CallResult(msgspec.Struct):
     """A result for each payload, an exception where that item alone failed; and the seconds that the call took.
 
-    It began `gap` seconds after the one before it, of which whoever computes had nothing to do for `idle`, if that is
-    known.
+    Since the one before it whoever computes had nothing to do for `idle` seconds, and other things to do for so many,
+    the `gap`, if that is known.
     """
 
     results: list[Any]

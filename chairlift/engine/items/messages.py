@@ -43,8 +43,8 @@ class Done(msgspec.Struct, tag=True):
     """Worker to front: a batch is computed. Frames: the list of results, or none where all went out as parts.
 
     `errors` has the text for each item that failed alone, by its index; its result is None. Those in `refused` did so
-    because of what the client sent. Only the call itself counts as `seconds`. It began so many, the `gap`, after the
-    call before it was over, of which the worker waited for `idle`.
+    because of what the client sent. Only the call itself counts as `seconds`. Since the call before the worker waited
+    for `idle` seconds, and had other things to do for so many, the `gap`.
     """
 
     id: int

@@ -142,7 +142,7 @@ class ItemWorker:
 
         try:
             payloads = decode(frames, self._payloads)
-            gap = None if self._ended is None else time.perf_counter() - self._ended
+            gap = None if self._ended is None else time.perf_counter() - self._ended - self._idle
             made = compute(self.runner, payloads, send_parts if message.stream else None)
             self._ended = time.perf_counter()
         except CallFailed as failed:

@@ -37,7 +37,8 @@ class RecentCall(NamedTuple):
 
     `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. The front
     heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` counts as begun when
-    the front heard of the end of the one before it; it began `gap` seconds after that was over, where this is known.
+    the front heard of the end of the one before it; for `gap` seconds, where this is known, its instance could not yet
+    begin it.
     """
 
     started: float

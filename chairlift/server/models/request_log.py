@@ -5,7 +5,6 @@ import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -30,7 +29,8 @@ LiveT = TypeVar("LiveT", bound=Arrived)
 
 # For so long it can be asked what became of a request, as long as its tenant has not had so many more on the model.
 KEPT_S = 600.0
-_MOST_ENDED = 1000
+# Where nobody is asked for a key there are more: all are one tenant's.
+_MOST_ENDED, _MOST_OF_ALL = 1000, 4000
 # For whoever follows the log: as many as come to a busy model between two looks.
 _MOST_LATEST = 4096
 # What `new_id` makes, and what is put behind it where a request has several sequences.
@@ -104,6 +104,14 @@ class RefusedRequest(NamedTuple):
         return cls(owner, *about, request.max_tokens if request.may_stop else None, request.hold_updates)
 
 
+class _Ended(dict[str | None, deque[EndedRequest]]):
+    """A line for each tenant."""
+
+    def __missing__(self, owner: str | None) -> deque[EndedRequest]:
+        line = self[owner] = deque(maxlen=_MOST_OF_ALL if owner is None else _MOST_ENDED)
+        return line
+
+
 class RequestLog(Generic[LiveT]):
     """The requests of one model by tenant, and in that by id. Everything happens on one event loop.
 
@@ -114,10 +122,10 @@ class RequestLog(Generic[LiveT]):
 
     def __init__(self) -> None:
         self.live: defaultdict[str | None, dict[str, LiveT]] = defaultdict(dict)
-        self.ended: defaultdict[str | None, deque[EndedRequest]] = defaultdict(partial(deque, maxlen=_MOST_ENDED))
+        self.ended = _Ended()
         self.latest: deque[tuple[str | None, EndedRequest]] = deque(maxlen=_MOST_LATEST)
         self.num_kept = 0
-        self.refused: deque[RefusedRequest] = deque(maxlen=_MOST_ENDED)
+        self.refused: deque[RefusedRequest] = deque(maxlen=_MOST_OF_ALL)
 
     def keep(self, owner: str | None, ended: EndedRequest) -> None:
         """Keep one that ended, in order: of a client that reads slowly it is heard when others have long ended."""

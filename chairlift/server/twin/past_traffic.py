@@ -27,8 +27,9 @@ from chairlift.server.twin.seen_calls import seen_calls
 # to a moment at which nobody waited.
 WINDOW_S, _LEAD_S, _MOST_BACK_S = 120.0, 30.0, 60.0
 # Of one model so many requests, with so many tokens of prompts and answers together (or items), and so many steps or
-# calls; of too many the last ones.
-_MOST_REQUESTS, _MOST_TOKENS, _MOST_STEPS = 1000, 300_000, 4000
+# calls; of too many the last ones. Those that are answered in one call take less to simulate.
+_MOST_REQUESTS, _MOST_ANSWERED_AT_ONCE = 1000, 4000
+_MOST_TOKENS, _MOST_STEPS = 300_000, 4000
 # Entries of the log that are looked at for them.
 _MOST_READ = 20_000
 # Of what is left out for its number, so much of the rest is what came before.
@@ -137,10 +138,11 @@ def _window(past: Past, since: float, until: float, target: str | None = None) -
     known = begin if past.known is None else past.known
     found.sort(key=lambda each: each.seen.arrival)
     kept: list[_Kept] = []
+    most = _MOST_REQUESTS if isinstance(past.of, SequenceQuestion) else _MOST_ANSWERED_AT_ONCE
     tokens = 0
     for each in reversed(found):
         tokens += each.seen.size + each.seen.outputs
-        if len(kept) >= _MOST_REQUESTS or (tokens > _MOST_TOKENS and kept):
+        if len(kept) >= most or (tokens > _MOST_TOKENS and kept):
             break
         kept.append(each)
     kept.reverse()

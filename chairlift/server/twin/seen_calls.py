@@ -11,8 +11,8 @@ def seen_calls(calls: Iterable[RecentCall], first: float) -> list[CallSample]:
     """Return those that succeeded, in the order in which they began, in seconds after the moment `first`.
 
     `calls` come in the order in which they ended. How long the front took to hear of an end follows, for a call that
-    was sent ahead, from when it heard of the end before: between these two lie the gap, the call, and by how much the
-    one way was longer than the other.
+    was sent ahead, from when it heard of the end before: between these two lie the gap, the call, by how much the one
+    way was longer than the other, and the time for which the instance waited for the call, which counts as its way.
     """
     found: list[CallSample] = []
     # Of each instance, how long the way of its last call was; of none it is taken to have been nothing.
