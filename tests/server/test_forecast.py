@@ -404,6 +404,7 @@ def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
         for gap in (0.5, 1.75, None):
             heard += 3.0
             about = {"started": heard - 3.0, "ended": heard, "seconds": 1.0, "ahead": True, "gap": gap}
+            about |= {} if gap is None else {"idle": 0.125}
             service.metrics.calls.append(last._replace(**about))
         question = past_traffic.lately(past_traffic.past_of(service), [])
         assert isinstance(question, ItemQuestion)
@@ -413,9 +414,9 @@ def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
         ]
         way = alone[-1].lag
         assert way is not None
-        assert (first.lag, first.gap) == (pytest.approx(way + 1.5), 0.5)
-        assert (second.lag, second.gap) == (pytest.approx(way + 1.75), 1.75)
-        assert (third.lag, third.gap) == (pytest.approx(way + 1.75), 2.0), "the worker did not say"
+        assert (first.lag, first.gap) == (pytest.approx(way + 1.375), 0.5)
+        assert (second.lag, second.gap) == (pytest.approx(way + 1.5), 1.75)
+        assert (third.lag, third.gap) == (pytest.approx(way + 1.5), 2.0), "the worker did not say"
 
     run(go)
 

@@ -37,8 +37,8 @@ class RecentCall(NamedTuple):
 
     `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. The front
     heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` counts as begun when
-    the front heard of the end of the one before it; for `gap` seconds, where this is known, its instance could not yet
-    begin it.
+    the front heard of the end of the one before it. Between the two its instance had nothing to do for `idle` seconds,
+    and other things to do for so many, the `gap`; None where that is not known.
     """
 
     started: float
@@ -54,6 +54,7 @@ class RecentCall(NamedTuple):
     background: bool = False
     ahead: bool = False
     gap: float | None = None
+    idle: float | None = None
 
 
 class InferenceCounts:
@@ -141,7 +142,7 @@ class ItemMetrics:
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
         size, computed, failure = batch.size, batch.computed, outcome.failure
         first, ended = batch.items[0], time.monotonic()
-        held = count, size, waiting, failure, computed, ended, first.id, first.background, batch.ahead, outcome.gap
+        held = count, size, waiting, failure, computed, ended, first.id, first.background, batch.ahead, outcome.gap, outcome.idle
         self.calls.append(RecentCall(batch.started, outcome.seconds, batch.instance, *held))
         self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)

@@ -11,8 +11,8 @@ def seen_calls(calls: Iterable[RecentCall], first: float) -> list[CallSample]:
     """Return those that succeeded, in the order in which they began, in seconds after the moment `first`.
 
     `calls` come in the order in which they ended. How long the front took to hear of an end follows, for a call that
-    was sent ahead, from when it heard of the end before: between these two lie the gap, the call, by how much the one
-    way was longer than the other, and the time for which the instance waited for the call, which counts as its way.
+    was sent ahead, from when it heard of the end before: between these two lie the gap, the time for which the instance
+    had nothing to do, the call, and by how much the one way was longer than the other.
     """
     found: list[CallSample] = []
     # Of each instance, how long the way of its last call was; of none it is taken to have been nothing.
@@ -24,7 +24,7 @@ def seen_calls(calls: Iterable[RecentCall], first: float) -> list[CallSample]:
         more = call.ended - call.started - call.seconds
         if call.ahead:
             gap = max(more, 0.0) if call.gap is None else call.gap
-            lag = max(ways.get(call.instance, 0.0) + more - gap, 0.0)
+            lag = max(ways.get(call.instance, 0.0) + more - gap - (call.idle or 0.0), 0.0)
         else:
             gap, lag = None, max(more, 0.0) / 2
         ways[call.instance] = lag
