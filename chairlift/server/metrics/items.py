@@ -142,7 +142,8 @@ class ItemMetrics:
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
         size, computed, failure = batch.size, batch.computed, outcome.failure
         first, ended = batch.items[0], time.monotonic()
-        held = count, size, waiting, failure, computed, ended, first.id, first.background, batch.ahead, outcome.gap, outcome.idle
+        about = first.id, first.background, batch.ahead, outcome.gap, outcome.idle
+        held = count, size, waiting, failure, computed, ended, *about
         self.calls.append(RecentCall(batch.started, outcome.seconds, batch.instance, *held))
         self._batch_items.observe(count)
         self._batch_tokens.observe(batch.size)

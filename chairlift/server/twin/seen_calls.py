@@ -15,19 +15,23 @@ def seen_calls(calls: Iterable[RecentCall], first: float) -> list[CallSample]:
     had nothing to do, the call, and by how much the one way was longer than the other.
     """
     found: list[CallSample] = []
-    # Of each instance, how long the way of its last call was; of none it is taken to have been nothing.
-    ways: dict[int, float] = {}
+    # Of each instance, its last call and how long the way of that was.
+    lasts: dict[int, tuple[RecentCall, float]] = {}
     for call in calls:
         if call.failure is not None or call.seconds <= 0:
-            ways.pop(call.instance, None)
+            lasts.pop(call.instance, None)
             continue
         more = call.ended - call.started - call.seconds
+        gap, way = None, more / 2
         if call.ahead:
+            last = lasts.get(call.instance)
             gap = max(more, 0.0) if call.gap is None else call.gap
-            lag = max(ways.get(call.instance, 0.0) + more - gap - (call.idle or 0.0), 0.0)
-        else:
-            gap, lag = None, max(more, 0.0) / 2
-        ways[call.instance] = lag
+            # Of the first that is known the way is taken to be none.
+            way = 0.0
+            if last is not None:
+                before, way = last
+                way += call.ended - before.ended - call.seconds - gap - (call.idle or 0.0)
+        lasts[call.instance] = call, way
         computed = call.computed or call.size
-        found.append(CallSample(call.items, computed, call.seconds, call.started - first, lag, gap))
+        found.append(CallSample(call.items, computed, call.seconds, call.started - first, max(way, 0.0), gap))
     return sorted(found, key=attrgetter("began"))
