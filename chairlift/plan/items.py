@@ -116,7 +116,8 @@ class VirtualItems:
                 self._refuse(parts, None, now)
                 break
             self._parts[name] = parts
-        self._pump_soon()
+        if self.scheduler.has_free or trace.timeout is not None:
+            self._pump_soon(self._times.hold(now))
 
     def _refuse(self, parts: "_Parts", reason: ShedReason | None, now: float) -> None:
         """End a request without an answer; its items that wait or run are wanted no more."""
@@ -127,11 +128,11 @@ class VirtualItems:
         if reason is not None:
             parts.life.shed, parts.life.shed_at = reason, now
 
-    def _pump_soon(self) -> None:
-        """Ask the scheduler once the front has done what was there before."""
+    def _pump_soon(self, hold: float = 0.0) -> None:
+        """Ask the scheduler once the front has done what was there before, and after so many seconds more."""
         if not self._pump_due:
             self._pump_due = True
-            self._agenda.at(self._front.work(self._agenda.now, 0.0), self.pump, last=True)
+            self._agenda.at(self._front.work(self._agenda.now, 0.0) + hold, self.pump, last=True)
 
     def pump(self) -> None:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""

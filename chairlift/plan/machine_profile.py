@@ -40,7 +40,8 @@ class CallSample(msgspec.Struct, array_like=True, frozen=True):
     Of a server's own traffic more is known. One is when it `began`, in seconds from the first request's arrival: when
     it was sent, or if that was ahead of its time, when the front heard of the end of the call before it. Another is
     its `lag`: how many seconds passed until the front heard of its end, and if it was not sent ahead, as many before it
-    began. If it was, its instance had other things to do for so many, the `gap`, after the call before it.
+    began. If it was, its instance had other things to do for so many, the `gap`, after the call before it. Its `hold` is
+    how long the front took to send it, once there were an item and an instance that had nothing to do.
     """
 
     items: int
@@ -49,6 +50,7 @@ class CallSample(msgspec.Struct, array_like=True, frozen=True):
     began: float | None = None
     lag: float | None = None
     gap: float | None = None
+    hold: float | None = None
 
 
 class SequenceProfile(msgspec.Struct, kw_only=True, tag="sequences"):
@@ -218,6 +220,7 @@ def _check_calls(where: str, model: ItemProfile) -> None:
         _check_seconds(f"{at}.seconds", call.seconds, above_zero=True)
         _check_seconds(f"{at}.lag", call.lag or 0.0)
         _check_seconds(f"{at}.gap", call.gap or 0.0)
+        _check_seconds(f"{at}.hold", call.hold or 0.0)
 
 
 def _check_count(where: str, samples: list[SampleT]) -> None:

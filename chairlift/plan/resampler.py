@@ -221,12 +221,13 @@ class CallTimes:
         self._there = _of_calls([call for call in known if call.gap is None], "lag", rng, within)
         self._back = _of_calls(known, "lag", rng, within)
         self._gaps = _of_calls([call for call in known if call.gap is not None], "gap", rng, within)
+        self._holds = _of_calls([call for call in calls if call.hold is not None], "hold", rng, within)
 
     def fresh(self, rng: random.Random) -> "CallTimes":
         """Return times that begin anew, without the work of making them."""
         other = copy(self)
         other._ratios = self._ratios.fresh(rng)
-        for name in ("_there", "_back", "_gaps"):
+        for name in ("_there", "_back", "_gaps", "_holds"):
             drawn = getattr(self, name)
             setattr(other, name, None if drawn is None else drawn.fresh(rng))
         return other
@@ -247,19 +248,24 @@ class CallTimes:
         """Draw the seconds between a call that ends now and the next, which was sent ahead; None as above."""
         return None if self._gaps is None else self._gaps.draw(items, now=now)
 
+    def hold(self, now: float = 0.0) -> float:
+        """Draw the seconds until the front sends what it may send now; 0 where that was not recorded."""
+        return 0.0 if self._holds is None else self._holds.draw(now=now)
+
     def _expected(self, computed: float) -> float:
         return self._call + self._size * computed
 
 
 def _of_calls(
-    calls: Sequence[CallSample], what: Literal["lag", "gap"], rng: random.Random, within: float | None
+    calls: Sequence[CallSample], what: Literal["lag", "gap", "hold"], rng: random.Random, within: float | None
 ) -> Resampler | None:
-    """What passed beside these calls, if there are any."""
+    """What passed beside these calls, if there are any. How many will share a batch is not known while it is held."""
     if not calls:
         return None
-    return _resampler(
-        calls, [(call.items,) for call in calls], [getattr(call, what) for call in calls], rng, 0.0, within
-    )
+    values = [getattr(call, what) for call in calls]
+    if what == "hold":
+        return _resampler(calls, [()] * len(calls), values, rng, 0.0, within or 0.0)
+    return _resampler(calls, [(call.items,) for call in calls], values, rng, 0.0, within)
 
 
 def thinned(profile: ProfileT, most: int) -> ProfileT:

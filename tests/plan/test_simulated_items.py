@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +80,16 @@ def test_what_is_sent_ahead_begins_when_the_one_before_ends() -> None:
 
     assert idle(ahead=False) == pytest.approx(0.004, rel=0.01)
     assert idle(ahead=True) < 0.001
+
+
+def test_while_the_front_holds_a_batch_others_join_it() -> None:
+    profile = exact_calls(CALL, SIZE)
+    held = [msgspec.structs.replace(call, hold=0.004) for call in profile.calls]
+    wanted = ItemModel(BatchLimits(max_batch_size=8), msgspec.structs.replace(profile, calls=held))
+    lives = simulate([wanted], at(0.0, 0.001, 0.003, 0.5)).requests
+    assert [life.batch_size for life in lives] == [3, 3, 3, 1]
+    assert [life.scheduled for life in lives] == pytest.approx([0.004, 0.004, 0.004, 0.504])
+    assert [life.batch_size for life in simulate([model()], at(0.0, 0.001, 0.003)).requests][0] == 1
 
 
 def test_an_instance_takes_a_moment_between_two_calls_and_learns_nothing_of_it() -> None:

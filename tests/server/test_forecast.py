@@ -412,6 +412,11 @@ def test_of_each_call_it_is_known_how_long_its_way_was() -> None:
         assert [(each.lag, each.gap) for each in alone] == [
             (pytest.approx((each.ended - each.started - each.seconds) / 2), None) for each in kept
         ]
+        assert [each.hold for each in alone] == [pytest.approx(each.waited) for each in kept], "nobody was before them"
+        assert {each.hold for each in (first, second, third)} == {None}
+        windowed = msgspec.structs.replace(service.dispatcher.limits, max_wait=0.01)
+        told = past_traffic._calls(list(service.metrics.calls), [], windowed)
+        assert {each.hold for each in told} == {None}, "they may have waited for company"
         way = alone[-1].lag
         assert way is not None
         assert (first.lag, first.gap) == (pytest.approx(way + 1.375), 0.5)

@@ -24,6 +24,8 @@ class PartSender:
         self._send, self._headers, self._writer = send, headers, writer
         self._beginning = asyncio.Lock()
         self._sent = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
         self.begun = False
 
     async def begin(self) -> None:
@@ -57,18 +59,22 @@ class PartSender:
     @contextlib.contextmanager
     def telling_to_wait(self) -> Iterator[None]:
         """Around what sends parts: whenever none has gone out for `WAITING_S`, a comment does."""
-        task = asyncio.create_task(self._tell_to_wait())
+        self._look_later()
         try:
             yield
         finally:
-            task.cancel()
+            # Timers cost less than a task, and hardly any answer lives to see one.
+            for each in (self._timer, self._telling):
+                if each is not None:
+                    each.cancel()
 
-    async def _tell_to_wait(self) -> None:
-        while True:
-            before = self._count()
-            await asyncio.sleep(WAITING_S)
-            if self._count() == before:
-                await self.send(_WAITING)
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(WAITING_S, self._look, self._count())
+
+    def _look(self, before: int) -> None:
+        if self._count() == before:
+            self._telling = asyncio.create_task(self.send(_WAITING))
+        self._look_later()
 
     def _count(self) -> int:
         return self._sent + (0 if self._writer is None else self._writer.written)

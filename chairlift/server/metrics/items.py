@@ -38,7 +38,8 @@ class RecentCall(NamedTuple):
     `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. The front
     heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` counts as begun when
     the front heard of the end of the one before it. Between the two its instance had nothing to do for `idle` seconds,
-    and other things to do for so many, the `gap`; None where that is not known.
+    and other things to do for so many, the `gap`; None where that is not known. When it left, the first of its items had
+    `waited` for so long.
     """
 
     started: float
@@ -55,6 +56,7 @@ class RecentCall(NamedTuple):
     ahead: bool = False
     gap: float | None = None
     idle: float | None = None
+    waited: float | None = None
 
 
 class InferenceCounts:
@@ -142,7 +144,8 @@ class ItemMetrics:
         count, waiting = len(batch.items), self._dispatcher.scheduler.num_waiting
         size, computed, failure = batch.size, batch.computed, outcome.failure
         first, ended = batch.items[0], time.monotonic()
-        about = first.id, first.background, batch.ahead, outcome.gap, outcome.idle
+        waited = batch.started - min(item.arrival for item in batch.items)
+        about = first.id, first.background, batch.ahead, outcome.gap, outcome.idle, waited
         held = count, size, waiting, failure, computed, ended, *about
         self.calls.append(RecentCall(batch.started, outcome.seconds, batch.instance, *held))
         self._batch_items.observe(count)

@@ -11,6 +11,7 @@ import msgspec
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
+from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
 from chairlift.plan.seen_traffic import SeenRequest, SeenStep, quiet_moment
@@ -260,7 +261,7 @@ def _question(
         "target": target,
     }
     if isinstance(past.of, ItemQuestion):
-        return msgspec.structs.replace(past.of, calls=_calls(past.steps, window.kept), **asked)
+        return msgspec.structs.replace(past.of, calls=_calls(past.steps, window.kept, past.of.limits), **asked)
     steps = [
         SeenStep(step.ended, step.seconds, step.requests, step.tokens, step.running, step.kv_blocks_used)
         for step in _last(past.steps, window.kept)
@@ -280,9 +281,10 @@ def _last(steps: Sequence[Any], kept: Sequence[_Kept]) -> list[Any]:
     return found[::-1]
 
 
-def _calls(calls: Sequence[RecentCall], kept: Sequence[_Kept]) -> list[CallSample]:
+def _calls(calls: Sequence[RecentCall], kept: Sequence[_Kept], limits: BatchLimits) -> list[CallSample]:
     """The last calls that succeeded, in the order in which they began."""
-    found = seen_calls(calls, kept[0].seen.arrival if kept else 0.0)[-_MOST_STEPS:]
+    at_once = not limits.max_wait and limits.target_latency is None
+    found = seen_calls(calls, kept[0].seen.arrival if kept else 0.0, at_once)[-_MOST_STEPS:]
     _check_samples(found, "calls")
     return found
 
