@@ -40,8 +40,8 @@ class CallSample(msgspec.Struct, array_like=True, frozen=True):
     Of a server's own traffic more is known. One is when it `began`, in seconds from the first request's arrival: when
     it was sent, or if that was ahead of its time, when the front heard of the end of the call before it. Another is
     its `lag`: how many seconds passed until the front heard of its end, and if it was not sent ahead, as many before it
-    began. If it was, its instance had other things to do for so many, the `gap`, after the call before it. Its `hold` is
-    how long the front took to send it, once there were an item and an instance that had nothing to do.
+    began. If it was, its instance had other things to do for so many, the `gap`, after the call before it. Its `hold`
+    is how long the front took to send it, once there were an item and an instance that had nothing to do.
     """
 
     items: int

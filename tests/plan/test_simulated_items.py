@@ -89,7 +89,7 @@ def test_while_the_front_holds_a_batch_others_join_it() -> None:
     lives = simulate([wanted], at(0.0, 0.001, 0.003, 0.5)).requests
     assert [life.batch_size for life in lives] == [3, 3, 3, 1]
     assert [life.scheduled for life in lives] == pytest.approx([0.004, 0.004, 0.004, 0.504])
-    assert [life.batch_size for life in simulate([model()], at(0.0, 0.001, 0.003)).requests][0] == 1
+    assert simulate([model()], at(0.0, 0.001, 0.003)).requests[0].batch_size == 1
 
 
 def test_an_instance_takes_a_moment_between_two_calls_and_learns_nothing_of_it() -> None:

@@ -38,8 +38,8 @@ class RecentCall(NamedTuple):
     `waiting` items were left when it was over, or had failed as a whole. `computed` is its size with padding. The front
     heard of its end at `ended`, and `first` is the id of its first item. One that was sent `ahead` counts as begun when
     the front heard of the end of the one before it. Between the two its instance had nothing to do for `idle` seconds,
-    and other things to do for so many, the `gap`; None where that is not known. When it left, the first of its items had
-    `waited` for so long.
+    and other things to do for so many, the `gap`; None where that is not known. When it left, the first of its items
+    had `waited` for so long.
     """
 
     started: float
