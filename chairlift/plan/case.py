@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -23,9 +23,11 @@ from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest, duration, repeated, scaled
 
 # Shares of what a server can do at all, from the top: the first at which the targets are kept is near the highest rate.
-_LADDER = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05, 0.02, 0.01)
+_LADDER = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.05)
+# Where company alone is too much it is rare at these.
+_RARE = (0.02, 0.01)
 # In a crowd there are so many requests for each place, or nobody would wait for one.
-_TURNS = 3
+_TURNS = 2
 # Requests so many times as far apart as one takes on average have no company, but for the very longest.
 _APART = 20
 
@@ -171,6 +173,11 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         model = self.model(self.patient(config, waiting), waiting)
         run = simulate([model], crowd, front=idle, seed=self.seed, over=_all_have_begun)
         rate = self.answered(run, max((life.scheduled or 0.0 for life in run.requests), default=0.0))
+        if not rate:
+            # Of those who can be answered at all none had to wait: it takes what the last of them does.
+            run = simulate([model], crowd, front=idle, seed=self.seed)
+            ends = [life.end for life in run.requests if life.end is not None]
+            rate = len(ends) / max(ends, default=inf)
         reading = self.front.request + self.front.prompt_token * fmean(_prompt_tokens(request) for request in crowd)
         if rate:
             rate = 1 / (1 / rate + min(self.front.contention * reading, 1 / rate))
@@ -194,16 +201,19 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         )
 
 
-def highest_rate(case: PlanCase[Any, Any], config: Any, count: int, precision: float = 0.05) -> float:
+def highest_rate(
+    case: PlanCase[Any, Any], config: Any, count: int, precision: float = 0.05, rare: bool = False
+) -> float:
     """Return the highest rate at which the first `count` requests are served within the targets; 0 if there is none.
 
-    It is sought from above: who waits for a batch to fill misses the targets at low rates too.
+    It is sought from above: who waits for a batch to fill misses the targets at low rates too. Only with `rare` it is
+    sought where company is rare.
     """
     capacity = case.capacity(config, count)
     if not case.targets.any:
         return capacity
     low, high = 0.0, capacity
-    for share in _LADDER:
+    for share in (*_LADDER, *(_RARE if rare else ())):
         if case.keeps(config, share * capacity, count):
             low = share * capacity
             break

@@ -16,7 +16,7 @@ from chairlift.plan.case import PlanCase, changed, highest_rate
 _KEEP, _KEPT_AT_LEAST = 4, 4
 # What the last round simulates: so much work, in so many requests, or if that is few for a crowd, more work and no less
 # than so many.
-_WORK, _CROWD, MOST_SIMULATED = 20_000, 256, 1_000
+_WORK, _CROWD, MOST_SIMULATED = 20_000, 128, 1_000
 _MOST_WORK, _LEAST = 100_000, 100
 # Little traffic, however long answers are.
 _LEAST_FIRST = 64
@@ -46,6 +46,8 @@ class _Job(NamedTuple):
     precision: float
     # A rate at which the targets must be kept for the highest to be of interest.
     floor: float = 0.0
+    # Whether to look where company is rare, too.
+    rare: bool = False
 
 
 def num_requests(case: PlanCase[Any, Any]) -> int:
@@ -86,7 +88,7 @@ def search(
         rest = [config for index, config in enumerate(found) if index % _FIRST]
         behind[strategy] = [_Job(case, each, little, _COARSE, floor) for each in rest]
     first = _ranked(candidates, ahead, tried(behind))
-    best = tried({s: [_Job(case, found[0].config, count, _FINE)] for s, found in first.items()})
+    best = tried({s: [_Job(case, found[0].config, count, _FINE, rare=not found[0].rate)] for s, found in first.items()})
     others = {}
     for strategy, found in first.items():
         kept = _num_kept(found)
@@ -124,7 +126,7 @@ def _tried(job: _Job, rates: Iterator[float], on_trial: Callable[[], object]) ->
 def _highest(job: _Job) -> float:
     if job.floor and not job.case.keeps(job.config, job.floor, job.requests):
         return 0.0
-    return highest_rate(job.case, job.config, job.requests, job.precision)
+    return highest_rate(job.case, job.config, job.requests, job.precision, job.rare)
 
 
 def simplest(trials: Sequence[Trial]) -> Trial:
