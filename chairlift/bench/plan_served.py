@@ -66,6 +66,10 @@ def subject_served(args: argparse.Namespace) -> Subject:
     traffic = served_traffic(server, about)
     notes.append(traffic.about)
     profile = MachineProfile(machine=_machine(server), front=traffic.front, models={name: traffic.profile})
+    try:
+        profile.check()
+    except ValueError as error:
+        raise ConfigError(f"nothing can be simulated with what {args.model} tells of its traffic: {error}") from None
     return subject._replace(measure=lambda seconds: profile, trace=traffic.trace)
 
 

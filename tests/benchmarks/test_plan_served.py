@@ -200,6 +200,20 @@ def test_so_is_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(step.began is None for step in profile.steps)
 
 
+def test_a_server_that_tells_impossible_things_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    service, _ = embedder()
+    with listening(service) as it:
+        server = RunningServer(it.url)
+        for _ in range(25):
+            server.post("/v1/embeddings", {"model": "embedder", "input": ["hello"]})
+        calls = service.metrics.calls
+        calls.append(calls[-1]._replace(items=0))
+        assert plan(it.url) == 1
+    said = capsys.readouterr().err
+    assert "nothing can be simulated with what" in said
+    assert "holds 0 items" in said
+
+
 def test_calls_are_as_long_as_the_server_says() -> None:
     service, dispatcher = embedder()
     with listening(service) as it:

@@ -52,14 +52,15 @@ class Past(NamedTuple):
 
     `ended` are those of each tenant, the last one last; `known` is the moment from which on none of a tenant's is
     missing, if that is known; `steps` are those of a language model, or another's calls. `live` are those that have not
-    ended, and `refused` those that were never let in. Tenants are told by number.
+    ended, and `refused` those that were never let in. Of each tenant it has a number.
     """
 
     now: float
     of: SequenceQuestion | ItemQuestion
     ended: list[tuple[int, list[EndedRequest]]]
     live: list[_Kept]
-    refused: list[_Kept]
+    refused: list[RefusedRequest]
+    numbers: "_Numbers"
     known: float | None
     steps: list[Any]
 
@@ -91,8 +92,8 @@ def past_of(service: SequenceService | ItemService) -> Past:
         of, steps = _of_items(service.dispatcher, service.loaded()), list(service.metrics.calls)
     numbers = _Numbers()
     ended = [(numbers[name], list(line)) for name, line in service.log.ended.items()]
-    live, refused = list(_live(service, numbers)), list(_refused(service.log.refused, numbers))
-    return Past(time.monotonic(), of, ended, live, refused, known, steps)
+    live, refused = list(_live(service, numbers)), list(service.log.refused)
+    return Past(time.monotonic(), of, ended, live, refused, numbers, known, steps)
 
 
 class _Numbers(dict[str | None, int]):
@@ -131,7 +132,7 @@ def _window(past: Past, since: float, until: float, target: str | None = None) -
     """Those that came until then, and somewhat before `since`, who may still be there then; the last if too many."""
     latest = since - _LEAD_S
     earliest = latest - _MOST_BACK_S
-    known_of = (*_ended_since(past, earliest), *past.live, *past.refused)
+    known_of = (*_ended_since(past, earliest), *past.live, *_refused(past.refused, past.numbers))
     found = [each for each in known_of if earliest <= each.seen.arrival <= until]
     begin = quiet_moment([each.seen for each in found], latest)
     found = [each for each in found if each.seen.arrival >= begin]
