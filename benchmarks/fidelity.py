@@ -3,12 +3,10 @@
     python benchmarks/fidelity.py MODEL_DIR [--trace FILE] [--loads 0.5 0.85 0.95 1.1] [--rounds 3] [--out FILE]
         [--again] [-- SETTINGS]
 
-In each round first the model is measured for `--measure-seconds`, in a process of its own, as
-`chairlift.bench.measure_sequences` does; then the front, by what its process takes for requests with short prompts,
-long prompts and long answers sent to the real server (started with SETTINGS, flags of `chairlift serve`). Then
-nothing is sent for `--quiet-seconds`, in which the server gets the rest of its KV memory, as one that has been up for
-a while has: the measurement knows no steps that wait for memory (docs/decisions/028-kv-memory-ahead.md). Capacity is
-what the simulator says it is, and each of the `--loads` is a share of it. After each load the model is measured anew:
+In each round first the model is measured for `--measure-seconds`, as `chairlift plan` does. Then the real server is
+started with SETTINGS, flags of `chairlift serve`, and its KV memory used once, as that of one which has been up for a
+while is (docs/decisions/028-kv-memory-ahead.md); nothing is sent for `--quiet-seconds`. Capacity is what the simulator
+says it is, and each of the `--loads` is a share of it. After each load the model is measured anew:
 the next load is simulated by that, and the same load once more, as no simulator can be truer than what it was told, and
 a shared machine may be another two minutes later. After each load, too, the server is asked for a forecast of its last
 two minutes as they were: the same simulator, told of the very steps that it is held against; its error is from what the
@@ -21,12 +19,9 @@ they are drawn at a temperature, as those that were measured.
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,11 +31,12 @@ import httpx
 import msgspec
 from engines import SERVED_NAME
 from server_process import free_port, running
+from tqdm import tqdm
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, figures
-from chairlift.bench.load import Load
-from chairlift.bench.measure_front import front_cost
+from chairlift.bench.load import Load, closed_loop
+from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
 from chairlift.bench.replay import PromptMaker, replay
 from chairlift.bench.running_server import RunningServer
@@ -99,8 +95,8 @@ ERRORS = (
     ("lower_percent", "by the steps of the load before"),
     ("own_percent", "by its own steps"),
 )
-# How long is taken to see what the front costs.
-_FRONT_SECONDS = 30.0
+# Prompts that use a server's KV memory, and their tokens.
+_FILL = 32, 700
 # Requests that come at once, to see how many can be answered a second.
 _CROWD = 400
 
@@ -109,10 +105,7 @@ def main() -> None:
     given = sys.argv[1:]
     cut = given.index("--") if "--" in given else len(given)
     args, flags = _parser().parse_args(given[:cut]), given[cut + 1 :]
-    if args.measure_into:
-        measure(args, settings_of(args.model, flags))
-    else:
-        print(markdown(compare(args, flags)))
+    print(markdown(compare(args, flags)))
 
 
 def settings_of(model: str, flags: list[str]) -> SequenceConfig:
@@ -122,15 +115,6 @@ def settings_of(model: str, flags: list[str]) -> SequenceConfig:
     known = SequenceConfig.__struct_fields__
     given = {name: value for name, value in vars(parser.parse_args(flags)).items() if name in known}
     return msgspec.convert({**given, "model": model}, SequenceConfig, strict=False)
-
-
-def measure(args: argparse.Namespace, config: SequenceConfig) -> None:
-    """Measure the model and save its profile."""
-    from chairlift.bench.measure_sequences import measure_sequences
-    from chairlift.runners.decoder.runner import DecoderRunner
-
-    profile = measure_sequences(config, DecoderRunner(config), args.measure_seconds)
-    MachineProfile(machine="this one", models={"": profile}).save(args.measure_into)
 
 
 def compare(args: argparse.Namespace, flags: list[str]) -> Results:
@@ -145,14 +129,14 @@ def compare(args: argparse.Namespace, flags: list[str]) -> Results:
 def compare_once(args: argparse.Namespace, flags: list[str], number: int, recording: Recording) -> None:
     """One round, with what the machine is at its beginning."""
     config = settings_of(args.model, flags)
-    profile = measured(args, flags)
+    profile, front = measured(args, config, "before")
     checkout = {"PYTHONPATH": str(Path(__file__).parents[1])}
     port = free_port()
     command = [sys.executable, "-m", "chairlift.cli", "serve", args.model, "--served-model-name", SERVED_NAME]
     command += ["--port", str(port), "--data-dir", "", *flags]
     with running(command, port, "/health/ready", checkout):
         target = Target.of(f"http://127.0.0.1:{port}", SERVED_NAME, json.loads(args.extra))
-        front = front_cost(target, front_pid(port), profile, config.slots, _FRONT_SECONDS, vocab=args.vocab)
+        use_memory(target, args.vocab)
         if args.profile_out:
             machine = MachineProfile(machine=machine_in_words(), front=front, models={Path(args.model).name: profile})
             machine.save(args.profile_out)
@@ -174,7 +158,8 @@ def compare_once(args: argparse.Namespace, flags: list[str], number: int, record
             if args.again:
                 runs["again"] = _replayed(args, target, sent)
             runs["simulated"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
-            model = SequenceModel(config, measured(args, flags))
+            profile, front = measured(args, config, f"after {load:.0%}")
+            model = SequenceModel(config, profile)
             runs["after"] = figures(simulated(model, front, sent, args.drain), NO_TARGET)
             capacity = capacity_of(model, front, trace)
             about["cost"].append(list(model.profile.cost))
@@ -218,25 +203,23 @@ def last_traffic(port: int) -> ServedTraffic:
     return served_traffic(server, server.model(SERVED_NAME))
 
 
-def measured(args: argparse.Namespace, flags: list[str]) -> SequenceProfile:
-    """The model's profile, measured in a process of its own, so that its memory is free again."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        command = [sys.executable, __file__, args.model, "--measure-into", str(path)]
-        command += ["--measure-seconds", f"{args.measure_seconds:g}", "--", *flags]
-        subprocess.run(command, check=True)
-        profile = MachineProfile.load(path).models[""]
-    assert isinstance(profile, SequenceProfile)
-    return profile
+def measured(args: argparse.Namespace, config: SequenceConfig, when: str) -> tuple[SequenceProfile, FrontCost]:
+    """The model's profile, and what its front takes."""
+    with tqdm(total=100, desc=f"measure {when}", unit="%", leave=False) as bar:
+        return measure_sequences(config, args.measure_seconds, lambda share: bar.update(int(100 * share) - bar.n))
 
 
-def front_pid(port: int) -> int:
-    """The child of this process that listens on a port: the server that was started here."""
-    mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    for pid in map(int, Path(mine).read_text().split()):
-        if str(port).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-            return pid
-    raise SystemExit("the server's process is not there")
+def use_memory(target: Target, vocab: int) -> None:
+    """Have all of the KV memory used once, as it is in a server that has been there for a while.
+
+    A machine that lends its memory page by page, as a virtual one does, slows down whoever is the first to use it.
+    """
+    prompts, (count, tokens) = PromptMaker(vocab, "memory"), _FILL
+    requests = [
+        target.request(prompts.token_ids(TraceRequest(arrival=0.0, input_length=tokens), number), 1)
+        for number in range(count)
+    ]
+    closed_loop(target, requests, count, "filling the KV memory")
 
 
 def wanted(args: argparse.Namespace, max_model_len: int) -> list[TraceRequest]:
@@ -333,8 +316,11 @@ def _in_words(measured: dict[str, Any]) -> str:
     """What the machine was in a round."""
     front = measured["front"]
     each = [f"{name} {1e6 * value:.1f} us" for name, value in front.items() if name not in ("contention", "delays")]
-    delays = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in front["delays"])
-    about = f"front: {', '.join(each)}, contention {front['contention']:.2f}, steps longer by {delays}"
+    about = f"front: {', '.join(each)}, contention {front['contention']:.2f}"
+    # As long as steps were timed without a front.
+    if delays := front.get("delays"):
+        longer = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in delays)
+        about = f"{about}, steps longer by {longer}"
     return f"{about}; capacity {_capacity_in_words(measured)}"
 
 
@@ -376,7 +362,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=120.0, help="how long requests come at each load")
     parser.add_argument("--measure-seconds", type=float, default=50.0)
     parser.add_argument("--quiet-seconds", type=float, default=20.0, help="of the server before the loads")
-    parser.add_argument("--measure-into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--profile-out", type=Path, metavar="FILE", help="save what was measured, for chairlift plan")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     return parser

@@ -27,8 +27,8 @@ import msgspec
 import numpy as np
 from engines import SERVED_NAME
 from fidelity import COLUMNS as SEQUENCE_COLUMNS
-from fidelity import NAMES, at_load, forecast, front_pid, outside
-from server_process import free_port, running
+from fidelity import NAMES, at_load, forecast, outside
+from server_process import free_port, front_pid, running
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import Load

@@ -11,17 +11,17 @@ The round before the first warms up all of them and is not kept. What follows `-
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from engines import SERVED_NAME
-from fidelity import front_pid, settings_of
-from server_process import free_port, running
+from fidelity import settings_of
+from server_process import free_port, front_pid, running
 
 from chairlift import LLM, SamplingParams
+from chairlift.bench.measured_server import cpu_seconds
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 PROMPT = 64
@@ -118,12 +118,6 @@ def in_process(llm: LLM, prompts: list[int], tokens: int) -> tuple[float, list[l
     seconds = time.perf_counter() - began
     assert llm.tokenizer is not None
     return seconds, [[llm.tokenizer.decode([each]) for each in output.outputs[0].token_ids] for output in outputs]
-
-
-def cpu_seconds(pid: int) -> float:
-    """Of one process, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def load(args: argparse.Namespace) -> dict[str, float]:

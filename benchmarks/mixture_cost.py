@@ -18,9 +18,9 @@ from fidelity import settings_of
 
 from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
-from chairlift.core.cost import ExpertReads
+from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.plan.machine_profile import StepSample
-from chairlift.plan.resampler import fit_steps
+from chairlift.plan.resampler import fit_steps, step_seconds
 
 NAMES = (Column("tokens", "tokens of a step", "{}"),)
 COLUMNS = (
@@ -44,12 +44,10 @@ def main() -> None:
 
 def compare(args: argparse.Namespace, flags: Sequence[str]) -> Results:
     """Time the model's steps in rounds, and foretell half of them from the others."""
-    from chairlift.runners.decoder.runner import DecoderRunner
-
     config = settings_of(args.model, list(flags))
     recording = Recording(start("mixture_cost", {**vars(args), "settings": list(flags)}, args.model), args.out)
     for number in range(args.rounds):
-        profile = measure_sequences(config, DecoderRunner(config), args.seconds, seed=number)
+        profile, _ = measure_sequences(config, args.seconds)
         if profile.experts is None:
             raise SystemExit(f"{args.model} has no experts")
         recording.results["experts"] = list(profile.experts)
@@ -62,7 +60,8 @@ def rows(steps: Sequence[StepSample], experts: ExpertReads) -> list[dict[str, An
     """For each size of steps by how many percent both are off."""
     learned = [step for index, step in enumerate(steps) if index // _RUN % 2 == 0]
     asked = [step for index, step in enumerate(steps) if index // _RUN % 2]
-    models = {"plain_percent": fit_steps(learned), "experts_percent": fit_steps(learned, experts)}
+    models = {"plain_percent": None, "experts_percent": experts}
+    costs = {name: fit_steps(learned, known) for name, known in models.items()}
     found = []
     for below, size in zip((0, *_SIZES), _SIZES, strict=False):
         part = [step for step in asked if below < step.tokens <= size]
@@ -70,12 +69,16 @@ def rows(steps: Sequence[StepSample], experts: ExpertReads) -> list[dict[str, An
             continue
         real = fmean(step.seconds for step in part)
         off = {
-            name: 100 * (fmean(model.predict(step.tokens, step.kv_tokens, step.pairs) for step in part) / real - 1)
-            for name, model in models.items()
+            name: 100 * (fmean(_foreseen(step, costs[name], known) for step in part) / real - 1)
+            for name, known in models.items()
         }
         name = f"{size}" if below + 1 == size else f"{below + 1} to {size}"
         found.append({"tokens": name, "count": len(part), "measured_ms": 1000 * real, **off})
     return found
+
+
+def _foreseen(step: StepSample, cost: Coefficients, experts: ExpertReads | None) -> float:
+    return step_seconds(cost, experts, step.tokens, step.kv_tokens, step.pairs)
 
 
 def markdown(results: Results) -> str:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from engines import SERVED_NAME
-from fidelity import front_pid
-from server_process import free_port, running
+from server_process import free_port, front_pid, running
 
 from chairlift.bench.completion_stream import Target
 from chairlift.bench.load import closed_loop
-from chairlift.bench.measure_front import cpu_seconds
+from chairlift.bench.measured_server import cpu_seconds
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 
 STREAMS = 64

@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines import SERVED_NAME
-from fidelity import at_load, settings_of, simulated
+from fidelity import at_load, settings_of, simulated, use_memory
 from server_process import free_port, running
 from tqdm import tqdm
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, ttft
-from chairlift.bench.load import closed_loop
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.bench.raw_results import spread as spread_of
 from chairlift.bench.replay import PromptMaker, replay
@@ -67,8 +66,8 @@ NAMES = (
 )
 COLUMNS = (Column("goodput", "inside the target/s", "{:.2f}"),)
 _WARM_UP = 8
-# Of KV memory, and the prompts that fill it, for a model of 135m: so many of so many tokens.
-_KV_GB, _FILL = 0.5, (32, 700)
+# Of KV memory, which the prompts of `use_memory` fill for a model of 135m.
+_KV_GB = 0.5
 # By how much of the larger, more than noise, two goodputs differ that have an order.
 _APART = 0.15
 # Of the gaps between tokens, as `chairlift plan` has it.
@@ -250,18 +249,10 @@ def goodputs(
 
 
 def _warm_up(args: argparse.Namespace, target: Target, trace: Sequence[TraceRequest]) -> None:
-    """Have all of the KV memory used once, as it is in a server that has been there for a while.
-
-    A machine that lends its memory page by page, as a virtual one does, slows down whoever is the first to use it.
-    """
+    """Have a new server answer a few, and use all of its KV memory once."""
     prompts = PromptMaker(args.vocab, "warm-up")
     replay(target, at_load(trace, 4.0, _WARM_UP / 4.0), "completions", prompts, 60.0)
-    count, tokens = _FILL
-    requests = [
-        target.request(prompts.token_ids(TraceRequest(arrival=0.0, input_length=tokens), _WARM_UP + number), 1)
-        for number in range(count)
-    ]
-    closed_loop(target, requests, count, "filling the KV memory")
+    use_memory(target, args.vocab)
 
 
 def kept(outcome: Outcome, slo: Slo) -> bool:

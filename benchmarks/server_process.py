@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 POLL_SECONDS = 0.1
@@ -68,3 +69,12 @@ def _answers(port: int, path: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def front_pid(port: int) -> int:
+    """The child of this process that listens on a port: the server that was started here."""
+    mine = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    for pid in map(int, Path(mine).read_text().split()):
+        if str(port).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    raise SystemExit("the server's process is not there")

@@ -15,6 +15,8 @@ from tqdm import tqdm
 from chairlift.bench.completion_stream import Outcome, Target, stream
 
 REDRAW_SECONDS = 0.5
+# What is said of a request that was given up.
+LATE = "not answered in time"
 # Between two looks at whether a run may end early.
 _LOOK_SECONDS = 0.25
 
@@ -24,6 +26,13 @@ class Arrival(NamedTuple):
 
     offset: float
     request: bytes
+
+
+class Phase(NamedTuple):
+    """So many clients for so many seconds."""
+
+    clients: int
+    seconds: float
 
 
 class _Driven(NamedTuple):
@@ -63,7 +72,7 @@ def open_loop(
 
     async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
         began = time.perf_counter()
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[Any]] = []
 
         async def send_and_wait() -> None:
             with _rung([began + each.offset for each in arrivals]) as passing:
@@ -85,8 +94,8 @@ def open_loop(
     return _measured(drive, len(arrivals), title)
 
 
-def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, title: str = "") -> Load:
-    """Let `concurrency` clients send a request each as soon as their last one is answered."""
+def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, title: str | None = "") -> Load:
+    """Let `concurrency` clients send a request each as soon as their last one is answered. No bar without a title."""
 
     async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
         began = time.perf_counter()
@@ -100,6 +109,43 @@ def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, tit
         return _Driven(began, None)
 
     return _measured(drive, len(requests), title)
+
+
+def changing_loop(
+    target: Target, requests: Iterator[bytes], phases: Sequence[Phase], after_each: Callable[[], object]
+) -> Load:
+    """A closed loop of as many clients as each phase has; a client that leaves, or joins, does so between requests.
+
+    `after_each` phase is called in a thread. A client whose request fails sends no more. Who has no answer at the end
+    is given up.
+    """
+
+    async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
+        began = time.perf_counter()
+        wanted = present = 0
+        tasks: list[asyncio.Task[Any]] = []
+
+        async def client() -> None:
+            nonlocal present
+            while present <= wanted:
+                outcome = await _follow(target, next(requests), time.perf_counter(), bar, outcomes)
+                if outcome.error is not None:
+                    break
+            present -= 1
+
+        for phase in phases:
+            wanted = phase.clients
+            tasks += [asyncio.create_task(client()) for _ in range(wanted - present)]
+            present = max(present, wanted)
+            await asyncio.sleep(phase.seconds)
+            await asyncio.to_thread(after_each)
+        seconds = time.perf_counter() - began
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return _Driven(began, seconds)
+
+    return _measured(drive, None, None)
 
 
 async def _done(task: asyncio.Task[None], give_up: Callable[[], bool]) -> bool:
@@ -137,19 +183,28 @@ def _rung(moments: Sequence[float]) -> Iterator[asyncio.Semaphore]:
         thread.join()
 
 
-async def _follow(target: Target, request: bytes, due: float, bar: tqdm, outcomes: list[Outcome]) -> None:
+async def _follow(target: Target, request: bytes, due: float, bar: tqdm, outcomes: list[Outcome]) -> Outcome:
     try:
         outcome = await stream(target, request, due)
     except asyncio.CancelledError:
-        outcome = Outcome(due, due, time.perf_counter(), error="not answered in time")
+        outcome = Outcome(due, due, time.perf_counter(), error=LATE)
     outcomes.append(outcome)
     bar.update()
+    return outcome
 
 
-def _measured(drive: Any, total: int, title: str) -> Load:
+def _measured(drive: Any, total: int | None, title: str | None) -> Load:
     outcomes: list[Outcome] = []
     with (
-        tqdm(total=total, desc=title, unit="req", leave=False, dynamic_ncols=True, mininterval=REDRAW_SECONDS) as bar,
+        tqdm(
+            total=total,
+            desc=title,
+            unit="req",
+            leave=False,
+            dynamic_ncols=True,
+            mininterval=REDRAW_SECONDS,
+            disable=title is None,
+        ) as bar,
         _no_collection(),
     ):
         cpu = time.process_time()

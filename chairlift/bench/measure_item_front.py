@@ -12,7 +12,7 @@ import msgspec
 
 from chairlift.bench.completion_stream import Target
 from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
-from chairlift.bench.measure_front import MEASURED, cpu_seconds, measured_server
+from chairlift.bench.measured_server import MEASURED, cpu_seconds, measured_server
 from chairlift.bench.replay import PromptMaker
 from chairlift.bench.running_server import RunningServer
 from chairlift.bench.served_traffic import served_calls

@@ -1,115 +1,113 @@
-"""What a language model takes on this machine: steps of many shapes, timed, and what passes between two of them."""
+"""What a language model takes on this machine: the steps of a server of its own under load, as it tells of them."""
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import cycle
+from statistics import median
+from typing import Any, NamedTuple
 
 import msgspec
-import zmq
 
-from chairlift.bench.recorder import RunnerAround
+from chairlift.bench.completion_stream import Outcome, Target
+from chairlift.bench.load import LATE, Load, Phase, changing_loop, closed_loop
+from chairlift.bench.measured_server import MEASURED, cpu_seconds, measured_server, resident_bytes
+from chairlift.bench.running_server import RunningServer
+from chairlift.bench.told_steps import ToldSteps
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.calibration import Probe
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
-from chairlift.core.sequences.scheduler import SequenceScheduler
-from chairlift.engine.sequences.calibrate import timed_steps
-from chairlift.engine.sequences.engine import Engine
-from chairlift.engine.sequences.messages import Add
-from chairlift.errors import ConfigError
-from chairlift.plan.machine_profile import LEAST_SAMPLES, SequenceProfile, StepSample
+from chairlift.errors import ConfigError, RequestFailed
+from chairlift.plan.machine_profile import LEAST_SAMPLES, FrontCost, SequenceProfile
 from chairlift.plan.resampler import fit_steps
-from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
-# The longest that a measurement may take, and of its time, what single shapes have; traffic has the rest.
+# The longest that a measurement may take.
 MOST_SECONDS = 60.0
-_PROBED = 0.4
-# Where the machine stands still meanwhile it goes on until there are enough steps, up to so many times as long.
-_STALLED = 5.0
-_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_CONTEXTS = (16, 256, 1024, 4096)
-_CHUNKS = (8, 32, 64, 128, 256, 512, 1024, 2048)
-_DECODES = 3
-_LONGEST_PROMPT, _MEAN_OUTPUT = 512, 32
 # What the API does for those who say nothing: with a temperature a step sees all logits, and not just the likeliest.
 TEMPERATURE = 1.0
-_PARAMS = SamplingParams(temperature=TEMPERATURE, max_tokens=None, ignore_eos=True)
+# Token ids that every vocabulary has, and that are no special tokens.
+_IDS = range(10, 100)
+_LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Requests without company: tokens of a short prompt and of an answer, and how many short ones, which of a slow model
+# have no more than such a share of the time.
+_SHORT, _ANSWER = 16, 9
+_ALONE, _ALONE_SHARE = 24, 0.15
+# Prompts without company, which tell what attention to all that came before costs, and the share of the time they have.
+_PROMPTS, _ALONE_PROMPTS_SHARE = (256, 2048, 512, 1024, 128), 0.15
+# Prompts of the crowds, even in octaves, and so of a seventh of the longest on average; and answers. Of a slow model
+# both are shorter: a prompt for each slot, and one answer, take such shares of the time. Where prompts are too many
+# even so, crowds are smaller.
+_LONGEST, _LEAST_LONGEST, _SEVENTH, _PROMPTS_SHARE, _CROWD_SHARE = 1024, 64, 7, 0.1, 0.2
+_MEAN_ANSWER, _LEAST_ANSWER, _ANSWER_SHARE = 64, 8, 0.025
+# Of the time, what the wait for KV memory has. It is over when memory has grown by no more than this in between.
+_QUIET_SHARE, _QUIET_S, _GROWS = 0.2, 0.5, 2**24
+# The crowds have at least this share of the time.
+_LEAST_SHARE = 0.3
+# A server tells of its last requests and steps: it is asked before there are more.
+_MOST_SENT, _MOST_TOKENS, _MOST_STEPS = 400, 100_000, 2000
+_LEAST_HOP_S, _LEAST_S = 2e-5, 1e-6
 
 
-class TimedRunner(RunnerAround):
-    """Keeps what the last step held and took. `scheduler` comes before the first step of which that is wanted."""
+class _Alone(NamedTuple):
+    """Seconds that a token of a prompt takes, and one of an answer, of a request that has no company."""
 
-    def __init__(self, runner: SequenceRunner) -> None:
-        super().__init__(runner)
-        self.scheduler: SequenceScheduler | None = None
-        self.sample: StepSample | None = None
-        self.overhead = 0.0
+    prompt_token: float
+    output_token: float
 
-    def execute(self, step: Step) -> StepResult:
-        """Run the step; the time that it takes to write down what it holds is in `overhead`."""
-        if self.scheduler is None:
-            return self.runner.execute(step)
-        began = time.monotonic()
-        read = pairs = 0
-        for sequence in self.scheduler.running:
-            given, computed = step.num_tokens[sequence.id], sequence.num_computed_tokens
-            read += computed + given
-            pairs += given * computed + given * (given + 1) // 2
-        self.overhead = time.monotonic() - began
-        result = self.runner.execute(step)
-        self.sample = StepSample(len(step.num_tokens), step.total_tokens, read, pairs, result.seconds)
-        return result
+
+class _Crowds(NamedTuple):
+    """How many ask at once, from the fewest; tokens of their longest prompt, and of their answers on average."""
+
+    levels: list[int]
+    longest: int
+    answer: float
+
+
+class _Requests:
+    """Requests of many lengths, without end, and how many were sent, with how many tokens; set these to 0 at will."""
+
+    def __init__(self, target: Target, rng: random.Random, crowds: _Crowds, room: int) -> None:
+        self._target, self._rng, self._crowds, self._room = target, rng, crowds, room
+        self.sent = self.tokens = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        prompt = round(self._crowds.longest ** self._rng.random())
+        answer = min(1 + int(self._rng.expovariate(1 / self._crowds.answer)), self._room)
+        self.sent += 1
+        self.tokens += prompt + answer
+        return request_of(self._target, self._rng, prompt, answer)
 
 
 def measure_sequences(
-    config: SequenceConfig,
-    runner: SequenceRunner,
-    seconds: float = 40.0,
-    *,
-    params: SamplingParams = _PARAMS,
-    seed: int = 0,
-    on_progress: Callable[[float], object] = lambda share: None,
-) -> SequenceProfile:
-    """Load a model, and time it for so many seconds, of which `on_progress` hears the share that has passed.
+    config: SequenceConfig, seconds: float = 40.0, on_progress: Callable[[float], object] = lambda share: None
+) -> tuple[SequenceProfile, FrontCost]:
+    """Serve a model and measure its server, as `measure_served_sequences` does. Raises Unavailable if that can't be."""
+    check_seconds(seconds)
+    # With a target some would be refused, and settings turned meanwhile.
+    config = msgspec.structs.replace(config, target_ttft_ms=None, target_itl_ms=None, auto=False)
+    with measured_server(config) as own:
+        server = RunningServer(own.url)
+        return measure_served_sequences(server, server.model(MEASURED), config.slots, seconds, on_progress, own.pid)
 
-    First steps of single shapes, then the engine with requests of many lengths, at every number of them at once, for
-    the time between steps too; these choose their tokens by `params`, which has its cost. Raises ConfigError if there
-    is too little time for enough steps.
+
+def measure_served_sequences(
+    server: RunningServer,
+    about: dict[str, Any],
+    most: int,
+    seconds: float,
+    on_progress: Callable[[float], object],
+    pid: int | None = None,
+) -> tuple[SequenceProfile, FrontCost]:
+    """Have ever more clients ask a server, `most` at last, and then ever fewer, for about so many seconds.
+
+    It tells which steps it took, of others' requests too; in them is what the front and all clients on its machine take
+    of the same cores. `on_progress` hears the share of the time that has passed; `pid` is the server's process, if that
+    is here. Raises ConfigError if there is too little time for enough steps, and RequestFailed with the server's error.
     """
     check_seconds(seconds)
-    timed = TimedRunner(runner)
-    engine = Engine(config, timed)
-    began = time.monotonic()
-    try:
-        steps: list[StepSample] = []
-        for sample in _probed(engine, config, params, seed):
-            steps.append(sample)
-            passed = (time.monotonic() - began) / seconds
-            on_progress(min(passed, 1.0))
-            if passed > _PROBED and (len(steps) >= LEAST_SAMPLES or passed > _STALLED):
-                break
-        timed.scheduler = engine.scheduler
-        requests = _requests(engine.info, params, seed)
-        for sample in _served(engine, timed, requests, config.slots, began + seconds):
-            steps.append(sample)
-            on_progress(min((time.monotonic() - began) / seconds, 1.0))
-    finally:
-        engine.close()
-    if len(steps) < LEAST_SAMPLES:
-        raise ConfigError(f"only {len(steps)} steps were timed in {seconds:g} s; give it more time")
-    return SequenceProfile(
-        model=config.model,
-        max_model_len=engine.info.max_model_len,
-        num_blocks=engine.info.num_blocks,
-        block_size=engine.info.block_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        cost=fit_steps(steps, engine.info.experts).of_all_weights(),
-        steps=steps,
-        weight_bytes=engine.info.weight_bytes,
-        kv_bytes=engine.info.kv_bytes,
-        num_snapshots=engine.info.num_snapshots,
-        experts=engine.info.experts,
-    )
+    return _Measurement(server, about, most, seconds, on_progress, pid).run()
 
 
 def check_seconds(seconds: float) -> None:
@@ -118,115 +116,151 @@ def check_seconds(seconds: float) -> None:
         raise ConfigError(f"a measurement takes more than 0 and at most {MOST_SECONDS:g} seconds, got {seconds:g}")
 
 
-def _probed(engine: Engine, config: SequenceConfig, params: SamplingParams, seed: int) -> Iterator[StepSample]:
-    """Steps of single shapes, in an order of which each part has some of all; those that do not fit are cut or left."""
-    probes = [Probe(width, context, 1, _DECODES) for width, context in product(_WIDTHS, _CONTEXTS)]
-    probes = [probe for probe in probes if probe.width <= config.slots]
-    probes += [Probe(1, context, chunk, 0) for context, chunk in product((0, 1024), _CHUNKS)]
-    random.Random(seed).shuffle(probes)
-    # What lies in KV memory that nobody has touched yet takes longer to read, once.
-    limits = engine.info, config.slots, config.max_num_batched_tokens, params
-    for touch in (Probe(config.slots, 1024, 1, 1), Probe(1, 0, 64, 1)):
-        timed_steps(touch, engine.runner, *limits)
-    fits = True
-    while fits:
-        fits = False
-        for probe in probes:
-            for step, taken in timed_steps(probe, engine.runner, *limits):
-                fits = True
-                yield StepSample(step.width, step.tokens, step.kv_tokens, step.pairs, taken)
+class _Measurement:
+    """Of one server."""
 
+    def __init__(
+        self,
+        server: RunningServer,
+        about: dict[str, Any],
+        most: int,
+        seconds: float,
+        on_progress: Callable[[float], object],
+        pid: int | None,
+    ) -> None:
+        self._about, self._most, self._seconds, self._on_progress, self._pid = about, most, seconds, on_progress, pid
+        name = str(about["id"])
+        self._told = ToldSteps(server, name)
+        server.check_priority("/v1/completions", {"model": name, "prompt": [_IDS[0]], "max_tokens": 1})
+        self._target = server.target(name)
+        most_tokens = int(about["max_model_len"])
+        # With an answer of the crowds a prompt fits into the context; without company all but the answer's token is it.
+        self._room, self._longest = max(most_tokens // 2, 1), max(most_tokens - 1, 1)
+        self._rng = random.Random(0)
+        self._began = time.monotonic()
 
-class _Wire:
-    """What a worker does for each step beside its engine's part: it looks for messages, and sends one."""
-
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self._worker, self._front = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self._worker.bind("inproc://measure")
-        self._front.connect("inproc://measure")
-        self._poller = zmq.Poller()
-        self._poller.register(self._worker, zmq.POLLIN)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Add)
-
-    def post(self, request: Request) -> None:
-        """Put a request on its way."""
-        self._front.send(self._encoder.encode(Add(request)))
-
-    def listen(self) -> list[Request]:
-        """Take in what has come."""
-        found = []
-        while self._poller.poll(0):
-            found.append(self._decoder.decode(self._worker.recv()).request)
-        return found
-
-    def send(self, output: msgspec.Struct) -> None:
-        """Send what a step gave."""
-        self._worker.send(self._encoder.encode(output))
-
-    def drain(self) -> None:
-        """Throw away what was sent."""
-        while self._front.poll(0):
-            self._front.recv()
-
-    def close(self) -> None:
-        """Close both ends."""
-        self._worker.close(linger=0)
-        self._front.close(linger=0)
-
-
-def _served(
-    engine: Engine, timed: TimedRunner, requests: Iterator[Request], slots: int, end: float
-) -> Iterator[StepSample]:
-    """Steps of the engine at work, with one request at a time, with two, and so on to all slots, until a moment."""
-    levels = [width for width in _WIDTHS if width < slots] + [slots]
-    began = time.monotonic()
-    each = max(end - began, 0.0) / len(levels)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    wire = _Wire(context)
-    try:
-        for number, level in enumerate(levels, 1):
-            yield from _at_level(engine, timed, wire, level, requests, began + number * each)
-    finally:
-        wire.close()
-        context.term()
-
-
-def _at_level(
-    engine: Engine, timed: TimedRunner, wire: _Wire, level: int, requests: Iterator[Request], until: float
-) -> Iterator[StepSample]:
-    """Steps with so many requests at once, each of which is followed by the next, until a moment."""
-    last: StepSample | None = None
-    rest = 0.0
-    engine.close_queue()
-    while time.monotonic() < until:
-        wire.drain()
-        for _ in range(level - engine.num_unfinished):
-            wire.post(next(requests))
-        before = time.monotonic()
-        for request in wire.listen():
-            engine.add(request)
-        began = time.monotonic()
-        if last is not None:
-            yield msgspec.structs.replace(last, gap=rest + began - before)
-        began = time.monotonic()
-        output = engine.step()
-        if output is None or timed.sample is None:
-            return
-        wire.send(output)
-        last = timed.sample
-        rest = max(time.monotonic() - began - timed.overhead - last.seconds, 0.0)
-
-
-def _requests(info: SequenceInfo, params: SamplingParams, seed: int) -> Iterator[Request]:
-    """Requests of many lengths, without end."""
-    rng = random.Random(seed)
-    longest = min(_LONGEST_PROMPT, max(info.max_model_len // 2, 1))
-    number = 0
-    while True:
-        number += 1
-        prompt = [rng.randrange(info.vocab_size) for _ in range(rng.randint(1, longest))]
-        output = min(1 + int(rng.expovariate(1 / _MEAN_OUTPUT)), info.max_model_len - len(prompt))
-        yield Request(
-            id=f"measured-{number}", prompt_ids=prompt, params=params, max_tokens=output, arrival=time.monotonic()
+    def run(self) -> tuple[SequenceProfile, FrontCost]:
+        """Measure requests without company, and then crowds of them."""
+        alone, front = self._without_company()
+        self._await_memory()
+        before = self._used()
+        load = self._crowds(_crowds(alone, self._seconds, self._most, self._room), alone)
+        used = self._used() - before - front.request * len(load.outcomes)
+        tokens = sum(len(outcome.times) for outcome in load.outcomes)
+        seen, steps = self._told.ask(), self._told.samples
+        if len(steps) < LEAST_SAMPLES:
+            raise ConfigError(f"only {len(steps)} steps were timed in {self._seconds:g} s; give it more time")
+        self._on_progress(1.0)
+        memory, experts = self._about["memory"], seen.profile.experts
+        profile = msgspec.structs.replace(
+            seen.profile,
+            model=str(self._about["id"]),
+            cost=fit_steps(steps, experts),
+            steps=steps,
+            weight_bytes=memory["weight_bytes"],
+            kv_bytes=memory["kv_bytes"],
         )
+        return profile, msgspec.structs.replace(front, output_token=max(used / max(tokens, 1), 0.0))
+
+    def _without_company(self) -> tuple[_Alone, FrontCost]:
+        """What a request takes without company, and what of that the front takes."""
+        short, answer = min(_SHORT, self._room), min(_ANSWER, self._room)
+        first = median(self._times(short, 1, 1))
+        number = max(min(int(_ALONE_SHARE * self._seconds / max(first, _LEAST_S)), _ALONE), 3)
+        before = self._used()
+        whole = median(self._times(short, 1, number))
+        used = (self._used() - before) / number
+        front = FrontCost(hop=_LEAST_HOP_S)
+        # Of a model so slow that these are too few the front counts as free: next to its steps it is.
+        with suppress(ConfigError):
+            seen = self._told.ask().requests
+            inside = [each.first - each.arrival for each in seen if each.first is not None and each.size == short]
+            beside = max(whole - median(inside), 0.0) if inside else 0.0
+            request = min(beside, used)
+            front = FrontCost(request=request, hop=max((beside - request) / 2, _LEAST_HOP_S))
+        output_token = max((median(self._times(short, answer, 3)) - whole) / max(answer - 1, 1), _LEAST_S)
+        return _Alone(self._prompts(short, whole), output_token), front
+
+    def _prompts(self, short: int, whole: float) -> float:
+        """Seconds that a token of a prompt takes without company, of many lengths; a short one takes `whole`."""
+        end, rounds = time.monotonic() + _ALONE_PROMPTS_SHARE * self._seconds, cycle(_PROMPTS)
+        found: list[float] = []
+        while not found or time.monotonic() < end:
+            length = min(next(rounds), self._longest)
+            seconds = median(self._times(length, 1, 1))
+            found.append(max((seconds - whole) / max(length - short, 1), _LEAST_S))
+        return median(found)
+
+    def _times(self, prompt: int, answer: int, number: int) -> list[float]:
+        """Seconds from sending to the end of requests that come one after the other."""
+        requests = [request_of(self._target, self._rng, prompt, answer) for _ in range(number)]
+        outcomes = closed_loop(self._target, requests, 1, None).outcomes
+        _check(outcomes)
+        self._on_progress(self._passed())
+        return [outcome.ended - outcome.sent for outcome in outcomes]
+
+    def _await_memory(self) -> None:
+        """Wait a little for a server that fetches all of its KV memory, as one that has been up for a while has."""
+        end = time.monotonic() + _QUIET_SHARE * self._seconds
+        before, now = 0, self._resident()
+        while now > before + _GROWS and (left := end - time.monotonic()) > 0:
+            time.sleep(min(_QUIET_S, left))
+            before, now = now, self._resident()
+            self._on_progress(self._passed())
+
+    def _crowds(self, crowds: _Crowds, alone: _Alone) -> Load:
+        """Requests of many lengths, from ever more clients, and then from ever fewer."""
+        requests = _Requests(self._target, self._rng, crowds, self._room)
+        left = max(self._seconds - (time.monotonic() - self._began), _LEAST_SHARE * self._seconds)
+        asked = time.monotonic()
+
+        def after_each() -> None:
+            nonlocal asked
+            self._on_progress(self._passed())
+            steps = (time.monotonic() - asked) / alone.output_token
+            if requests.sent > _MOST_SENT or requests.tokens > _MOST_TOKENS or steps > _MOST_STEPS:
+                self._told.ask()
+                requests.sent = requests.tokens = 0
+                asked = time.monotonic()
+
+        load = changing_loop(self._target, requests, _phases(crowds.levels, left), after_each)
+        _check(load.outcomes)
+        return load
+
+    def _passed(self) -> float:
+        return min((time.monotonic() - self._began) / self._seconds, 1.0)
+
+    def _used(self) -> float:
+        return 0.0 if self._pid is None else cpu_seconds(self._pid)
+
+    def _resident(self) -> int:
+        return 0 if self._pid is None else resident_bytes(self._pid)
+
+
+def _crowds(alone: _Alone, seconds: float, most: int, room: int) -> _Crowds:
+    """What there is time for, of a model that takes so long."""
+    longest = int(_SEVENTH * _PROMPTS_SHARE * seconds / (alone.prompt_token * most))
+    longest = min(max(min(longest, _LONGEST), _LEAST_LONGEST), room)
+    answer = min(max(_ANSWER_SHARE * seconds / alone.output_token, _LEAST_ANSWER), _MEAN_ANSWER)
+    enough = max(_CROWD_SHARE * seconds / (alone.prompt_token * longest / _SEVENTH), 1)
+    levels = [level for level in (*(each for each in _LEVELS if each < most), most) if level <= enough]
+    return _Crowds(levels, longest, answer)
+
+
+def _phases(levels: Sequence[int], seconds: float) -> list[Phase]:
+    """So many clients at once, up and down, for seconds in proportion to the octaves, as larger crowds begin slowly."""
+    climb = [*levels, *reversed(levels)]
+    shares = [level.bit_length() for level in climb]
+    return [Phase(level, seconds * share / sum(shares)) for level, share in zip(climb, shares, strict=True)]
+
+
+def request_of(target: Target, rng: random.Random, prompt: int, answer: int) -> bytes:
+    """A request for so many tokens after as many that nobody had before."""
+    return target.request(rng.choices(_IDS, k=prompt), answer, temperature=TEMPERATURE)
+
+
+def _check(outcomes: Sequence[Outcome]) -> None:
+    """Raise RequestFailed with the first error."""
+    errors = [outcome.error for outcome in outcomes if outcome.error not in (None, LATE)]
+    if errors:
+        raise RequestFailed(f"the server failed {len(errors)} of {len(outcomes)} requests: {errors[0]}")

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from chairlift.bench.measure_server import measure_served_items, measure_served_sequences
+from chairlift.bench.measure_sequences import measure_served_sequences
+from chairlift.bench.measure_served_items import measure_served_items
 from chairlift.bench.plan_subject import (
     SETTINGS,
     Subject,
@@ -23,15 +24,16 @@ from chairlift.bench.served_traffic import served_traffic
 from chairlift.config.flags import dashed
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
 from chairlift.runners.items import TEXT_TASKS
 
-_LESS_EXACT = (
-    "measured from outside, by requests of known lengths: less exact than `chairlift plan FOLDER`, which sees single "
+_UNSEEN_CALLS = (
+    "measured from outside, by requests of known sizes: less exact than `chairlift plan FOLDER`, which sees single "
+    "calls: how many cores one takes is not seen, so instances stay as they are, and share them"
 )
-_UNSEEN_CALLS = "calls: how many cores one takes is not seen, so instances stay as they are, and share them"
-_UNSEEN_STEPS = "steps: these have the time after them, and the front's, in them; the KV cache stays as large as it is"
+_UNSEEN_STEPS = "measured while it was served, with what others sent; the KV cache stays as large as it is"
 
 
 def subject_served(args: argparse.Namespace) -> Subject:
@@ -104,6 +106,8 @@ def _measured(
     notes: list[str],
 ) -> MachineProfile:
     """Send requests, and say so."""
+    if isinstance(now, SequenceConfig):
+        _check_answers_one(now)
     said = f"for at most {seconds:g} s, at a low priority, to at most half of its slots"
     print(f"note: this sends requests to {server.url} {said}", file=sys.stderr)
     others = server.busy()
@@ -111,13 +115,20 @@ def _measured(
     with progress_bar("measure") as progress:
         if isinstance(now, ItemConfig):
             profile, front = measure_served_items(server, about, now, examples, seconds, progress)
-            notes.append(_LESS_EXACT + _UNSEEN_CALLS)
+            notes.append(_UNSEEN_CALLS)
         else:
-            profile, front = measure_served_sequences(server, about, now, seconds, progress)
-            notes.append(_LESS_EXACT + _UNSEEN_STEPS)
+            profile, front = measure_served_sequences(server, about, max(now.slots // 2, 1), seconds, progress)
+            notes.append(_UNSEEN_STEPS)
     if others:
         notes.append(f"it had {others} other requests when that began, and what they took is in these times")
     return MachineProfile(machine=_machine(server), front=front, models={str(about["id"]): profile})
+
+
+def _check_answers_one(now: SequenceConfig) -> None:
+    """Raise ConfigError for a server that waits for full batches."""
+    strategy = STRATEGIES[now.strategy]
+    if strategy.closes_batch and "max_wait_ms" not in strategy.settings:
+        raise ConfigError(f"a {now.strategy} server answers full batches only: plan with its folder, or a --profile")
 
 
 def _machine(server: RunningServer) -> str:

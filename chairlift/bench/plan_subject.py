@@ -36,7 +36,7 @@ _NO_FLAGS = ("ops", "implementation", "block_size", "outputs", "options")
 _EXPECTED, _FILES = "expected_input_tokens + expected_output_tokens", "files"
 # What is measured: as many sequences, and as long steps, as a plan may propose; and as many items.
 _MEASURED_SLOTS, _MEASURED_TOKENS, _MEASURED_ITEMS = 128, 2048, 64
-# Of the time of a measurement, what the front has.
+# Of the time of a measurement of items, what the front has.
 _FRONT = 0.3
 # Gives a slot to whoever comes: what measuring, and requests without company, take.
 OPEN = "continuous"
@@ -182,11 +182,9 @@ def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
 
 
 def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfile:
-    """The engine by itself, and then a server of the same model, for what its front takes."""
-    from chairlift.bench.measure_front import measure_front
+    """Steps of a server with as many slots, and as many tokens a step, as a plan may propose."""
     from chairlift.bench.measure_sequences import check_seconds, measure_sequences
     from chairlift.runners.check_model import check_model
-    from chairlift.runners.decoder.runner import DecoderRunner
 
     check_seconds(seconds)
     check_model(config)
@@ -195,11 +193,7 @@ def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfil
         config, OPEN, _MEASURED_SLOTS, max_num_batched_tokens=_MEASURED_TOKENS, step_time_ms=0.0, target_itl_ms=None
     )
     with progress_bar("measure") as progress:
-        profile = measure_sequences(
-            wide, DecoderRunner(wide), (1 - _FRONT) * seconds, on_progress=lambda share: progress((1 - _FRONT) * share)
-        )
-        _free_memory()
-        front = measure_front(wide, profile, _FRONT * seconds, lambda share: progress(1 - _FRONT + _FRONT * share))
+        profile, front = measure_sequences(wide, seconds, progress)
     return MachineProfile(machine=machine_in_words(), front=front, models={Path(config.model).name: profile})
 
 

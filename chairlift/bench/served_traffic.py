@@ -54,8 +54,13 @@ def served_traffic(server: RunningServer, about: dict[str, Any]) -> ServedTraffi
 
 def served_calls(server: RunningServer, name: str) -> list[CallSample]:
     """Ask for the calls of the last minutes of a model that answers in one call. Raises RequestFailed for too few."""
-    seen = _asked(server, name).seen
+    seen = told_traffic(server, name)
     return seen.calls if isinstance(seen, SeenItems) else []
+
+
+def told_traffic(server: RunningServer, name: str) -> SeenSequences | SeenItems:
+    """What a server tells of a model's last minutes. Raises RequestFailed for too little, and Unavailable."""
+    return _asked(server, name).seen
 
 
 def _asked(server: RunningServer, name: str) -> _Answer:

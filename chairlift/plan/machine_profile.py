@@ -1,8 +1,6 @@
 """What a machine and its models were measured to take: recorded steps and calls, saved as JSON."""
 
-from bisect import bisect_left
 from math import inf
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,21 +94,13 @@ class ItemProfile(msgspec.Struct, kw_only=True, tag="items"):
     max_wait_ms: float | None = None
 
 
-class StepDelay(msgspec.Struct, array_like=True, frozen=True):
-    """By how many seconds steps of so many sequences take longer in a server than they were recorded alone."""
-
-    sequences: int
-    seconds: float
-
-
 class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Seconds of the front's one thread, for each request, token, item or batch, and of the way to a worker or back.
 
     `between` is what a worker takes between two calls of which the second was there before the first was over.
-    While the front works, a worker that uses all cores is slower. For each second that requests, prompts and items take
-    steps are `contention` seconds longer; what they give themselves makes them longer by `delays`, by their number of
-    sequences, the fewest first; between two lies a line. There are none where there are cores to spare, or where steps
-    were recorded under such load.
+    While the front works, a worker that uses all cores is slower: for each second that requests, prompts and items take
+    it is `contention` seconds later. There is none where there are cores to spare, or where steps were recorded under
+    such load.
     """
 
     request: float = 0.0
@@ -121,23 +111,6 @@ class FrontCost(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     hop: float = 0.0
     between: float = 0.0
     contention: float = 0.0
-    delays: tuple[StepDelay, ...] = ()
-
-    def delay(self, sequences: int) -> float:
-        """Return the seconds by which a step of so many sequences takes longer."""
-        delays = self.delays
-        if not delays:
-            return 0.0
-        upper = bisect_left(delays, sequences, key=_sequences)
-        if upper == 0 or len(delays) == 1:
-            return delays[0].seconds
-        # Beyond the last one the line goes on.
-        lower, higher = delays[upper - 1 : upper + 1] if upper < len(delays) else delays[-2:]
-        rise = (higher.seconds - lower.seconds) / (higher.sequences - lower.sequences)
-        return max(lower.seconds + rise * (sequences - lower.sequences), 0.0)
-
-
-_sequences = attrgetter("sequences")
 
 
 class MachineProfile(msgspec.Struct, kw_only=True):
@@ -179,14 +152,7 @@ class MachineProfile(msgspec.Struct, kw_only=True):
 
 def _check_front(front: FrontCost) -> None:
     for name, value in msgspec.structs.asdict(front).items():
-        if name != "delays":
-            _check_seconds(f"front.{name}", value)
-    before = 0
-    for index, delay in enumerate(front.delays):
-        if delay.sequences <= before:
-            raise ValueError(f"front.delays[{index}] must be of more than {before} sequences, got {delay.sequences}")
-        _check_seconds(f"front.delays[{index}].seconds", delay.seconds)
-        before = delay.sequences
+        _check_seconds(f"front.{name}", value)
 
 
 def _check_sequences(where: str, model: SequenceProfile) -> None:

@@ -4,13 +4,14 @@ import random
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
+from itertools import combinations
 from math import log2
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from chairlift.core.cost import Coefficients, CostModel, ExpertReads
+from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.plan.machine_profile import CallSample, ItemProfile, ProfileT, SequenceProfile, StepSample
 
 # Of the recorded ones, so many that are nearest in shape are drawn from.
@@ -23,6 +24,8 @@ _RUN = 8
 # Moments that are nearer to each other count as one, and so many samples before and after one are looked at.
 _MOMENT_S = 0.25
 _AROUND = 250
+# Relative errors of a step's seconds beyond which they count as outliers, and how often the fit is mended by them.
+_HUBER, _HUBER_ROUNDS = 0.1, 4
 
 
 class Resampler:
@@ -182,7 +185,7 @@ class StepTimes:
         return self._gap_line(sequences) * self._gap_ratios.draw(sequences, now=now)
 
     def _expected(self, tokens: int, kv_tokens: int, pairs: int) -> float:
-        return _seconds(self._cost, self._experts, tokens, kv_tokens, pairs)
+        return step_seconds(self._cost, self._experts, tokens, kv_tokens, pairs)
 
     def _gap_line(self, sequences: float) -> float:
         return self._gap + self._gap_sequence * sequences
@@ -282,24 +285,52 @@ def thinned(profile: ProfileT, most: int) -> ProfileT:
 
 def expected_seconds(profile: SequenceProfile, tokens: int, kv_tokens: int, pairs: int) -> float:
     """Return what a step is predicted to take; arguments as in `CostModel.predict`."""
-    return _seconds(profile.cost, profile.experts, tokens, kv_tokens, pairs)
+    return step_seconds(profile.cost, profile.experts, tokens, kv_tokens, pairs)
 
 
-def _seconds(cost: Coefficients, experts: ExpertReads | None, tokens: int, kv_tokens: int, pairs: int) -> float:
+def step_seconds(cost: Coefficients, experts: ExpertReads | None, tokens: int, kv_tokens: int, pairs: int) -> float:
+    """Return what a step costs by coefficients of which that of a step is for one that reads all weights."""
     step, token, kv_token, pair = cost
     if experts is not None:
         step *= experts.read(tokens)
     return step + token * tokens + kv_token * kv_tokens + pair * pairs
 
 
-def fit_steps(steps: Sequence[StepSample], experts: ExpertReads | None = None) -> CostModel:
-    """Return a cost model that has seen recorded steps, those of all shapes mixed, so that none comes last."""
-    model = CostModel(experts=experts)
-    order = random.Random(0).sample(range(len(steps)), len(steps))
-    for index in order + order:
-        step = steps[index]
-        model.observe(step.seconds, step.tokens, step.kv_tokens, step.pairs)
-    return model
+def fit_steps(steps: Sequence[StepSample], experts: ExpertReads | None = None) -> Coefficients:
+    """Return what steps cost by what was recorded of them, with no coefficient below 0.
+
+    Least squares of relative errors. Steps of all sizes count as much as those of one that came more often, and large
+    errors for no more than their size (Huber 1964). With four coefficients every set of them that may be 0 is tried.
+    """
+    shapes = np.array([(step.tokens, step.kv_tokens, step.pairs) for step in steps], float)
+    seconds = np.array([step.seconds for step in steps])
+    read = np.array([1.0 if experts is None else experts.read(step.tokens) for step in steps])
+    sizes = np.column_stack([read, shapes]) / seconds[:, None]
+    _, kinds, counts = np.unique(np.rint(np.log2(shapes)), axis=0, return_inverse=True, return_counts=True)
+    even = 1 / counts[kinds.ravel()]
+    weights = even
+    found = np.zeros(4)
+    for _ in range(_HUBER_ROUNDS):
+        found = _not_negative(sizes, weights)
+        errors = np.abs(sizes @ found - 1)
+        weights = even / np.maximum(errors / _HUBER, 1.0)
+    return Coefficients(*found.tolist())
+
+
+def _not_negative(sizes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The coefficients by which all rows come nearest to 1, none below 0."""
+    best, least = np.zeros(sizes.shape[1]), np.inf
+    root = np.sqrt(weights)
+    for count in range(1, sizes.shape[1] + 1):
+        for columns in combinations(range(sizes.shape[1]), count):
+            part = sizes[:, columns] * root[:, None]
+            scale = np.maximum(np.abs(part).max(axis=0), 1e-300)
+            answer = np.linalg.lstsq(part / scale, root, rcond=None)[0] / scale
+            error = float(np.square(part @ answer - root).sum())
+            if (answer >= 0).all() and error < least:
+                best, least = np.zeros(sizes.shape[1]), error
+                best[list(columns)] = answer
+    return best
 
 
 def fit_calls(calls: Sequence[CallSample]) -> tuple[float, float]:

@@ -192,7 +192,7 @@ def sequence_profile(
     """
     samples = step_samples(steps, requests, bare.block_size)
     profile = thinned(msgspec.structs.replace(bare, steps=samples), _MOST_SAMPLES)
-    return msgspec.structs.replace(profile, cost=cost or fit_steps(profile.steps, bare.experts).of_all_weights())
+    return msgspec.structs.replace(profile, cost=cost or fit_steps(profile.steps, bare.experts))
 
 
 def item_profile(model: str, calls: Sequence[CallSample]) -> ItemProfile:

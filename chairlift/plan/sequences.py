@@ -254,7 +254,7 @@ class VirtualSequences:
         tokens, kv_tokens, pairs, result = self._computed(step)
         count = len(step.num_tokens)
         seconds = self._times.seconds(tokens, kv_tokens, pairs, now)
-        seconds += self._front.slowdown(now, seconds) + self._front.cost.delay(count)
+        seconds += self._front.slowdown(now, seconds)
         result.seconds = seconds
         scheduler = self.scheduler
         self.steps.note(now, seconds, count, scheduler.num_waiting, tokens, scheduler.pool.num_used)

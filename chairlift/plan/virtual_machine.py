@@ -19,7 +19,7 @@ class VirtualFront:
         self._taken = self._taken_until = self._counted = 0.0
 
     def work(self, now: float, seconds: float, slows_down: bool = True) -> float:
-        """Do what comes now; return when it is done. It `slows_down` workers, but where delays count it already."""
+        """Do what comes now; return when it is done. It `slows_down` workers whose times do not have it in them."""
         self.busy += seconds
         self._free_at = max(self._free_at, now) + seconds
         if slows_down:

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from support.serve_process import Server
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import COLUMNS, RATE, Slo, figures, inside, percentiles
-from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
+from chairlift.bench.load import LATE, Arrival, Load, Phase, changing_loop, closed_loop, open_loop
 from chairlift.bench.raw_results import table
 
 SLO = Slo(ttft_ms=1000, tpot_ms=100)
@@ -115,6 +116,38 @@ def test_open_loop_sends_everything_whether_or_not_answers_come(fake: FakeServer
     assert (row["requests"], row["failed"], row["tokens"], row["inside_percent"]) == (40, 0, 80, 100)
     assert row["offered"] == pytest.approx(200)
     assert sorted(body["prompt"][0] for body in fake.bodies) == list(range(40))
+
+
+def test_a_changing_loop_has_as_many_clients_as_each_phase_and_ends_with_the_last(fake: FakeServer) -> None:
+    fake.pieces = [event("a"), usage(1), END]
+    target, sent, asked = fake.target(), 0, []
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield target.request([sent], 1)
+
+    load = changing_loop(target, endless(), [Phase(1, 0.1), Phase(4, 0.1), Phase(2, 0.1)], lambda: asked.append(sent))
+    # A client that is answered leaves before it sends again, if there are too many.
+    moments = sorted([(each.sent, 1) for each in load.outcomes] + [(each.ended, -1) for each in load.outcomes])
+    here = most = 0
+    for _, step in moments:
+        here += step
+        most = max(most, here)
+    assert most == 4
+    assert len(load.outcomes) == sent
+    assert asked == sorted(asked)
+    assert 0 < asked[0] < asked[2] <= sent
+    assert {each.error for each in load.outcomes} <= {None, LATE}
+    assert load.seconds >= 0.3
+
+
+def test_a_client_of_a_changing_loop_that_fails_sends_no_more(fake: FakeServer) -> None:
+    fake.status = "500 Oops"
+    target = fake.target()
+    load = changing_loop(target, repeat(target.request([1], 1)), [Phase(3, 0.1)], lambda: None)
+    assert len(load.outcomes) == 3
 
 
 def test_no_request_leaves_before_its_moment_and_those_of_one_moment_all_leave(fake: FakeServer) -> None:

@@ -24,5 +24,5 @@ def test_only_who_knows_the_experts_foresees_small_steps() -> None:
     found = {row["tokens"]: row for row in mixture_cost.rows(steps, EXPERTS)}
     assert found["1"]["measured_ms"] == pytest.approx(40 * EXPERTS.read(1) + 0.2)
     assert abs(found["1"]["experts_percent"]) < 5
-    assert found["1"]["plain_percent"] > 50
+    assert found["1"]["plain_percent"] > 40
     assert all(abs(row["experts_percent"]) < 8 for row in found.values())

@@ -4,25 +4,26 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.fake_server import FakeServer
 from support.items_harness import MAX_TOKENS, adder, classifier, embedder, function, listening
 from support.server_harness import INFO, FakeClient, tokenizer
-from support.simulated import few_candidates
+from support.simulated import exact_profile, few_candidates
 
-from chairlift.bench.completion_stream import Outcome
-from chairlift.bench.measure_server import _decodes, _front, _jobs, measure_served_items, measure_served_sequences
+from chairlift.bench import told_steps
+from chairlift.bench.measure_served_items import measure_served_items
 from chairlift.bench.running_server import RunningServer
 from chairlift.cli import main
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
-from chairlift.errors import ChairliftError, ConfigError, RequestFailed
-from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfile, SequenceProfile, StepSample
+from chairlift.errors import ConfigError, RequestFailed
+from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
+from chairlift.plan.seen_traffic import SeenRequest, SeenSequences, SeenStep
 from chairlift.server.metrics.sequences import RecentStep
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import SequenceService
@@ -71,41 +72,34 @@ def test_a_server_tells_how_it_batches_and_nothing_else() -> None:
     assert items["settings"]["instances"] == 1
 
 
-def test_at_most_half_of_the_slots_are_taken_and_others_go_first() -> None:
+@pytest.fixture
+def tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a server tell of steps, which a client that runs none has not."""
+    requests = [SeenRequest(float(i), 16, 4, scheduled=float(i), first=i + 0.015, ended=i + 0.06) for i in range(25)]
+    steps = [SeenStep(i + 0.015 * each, 0.015, 1, 16 if each == 1 else 1, 1, 2) for i in range(25) for each in (1, 2)]
+    bare = msgspec.structs.replace(exact_profile(), num_blocks=INFO.num_blocks, max_model_len=200, steps=[])
+    seen = SeenSequences(requests=requests, profile=bare, steps=steps)
+    monkeypatch.setattr(told_steps, "told_traffic", lambda server, name: seen)
+
+
+@pytest.mark.usefixtures("tells")
+def test_at_most_half_of_the_slots_are_taken_and_others_go_first(tmp_path: Path) -> None:
     client = FakeClient([WORD])
-    config = SequenceConfig(model="tiny", max_num_seqs=8)
-    with listening(served(client)) as it:
-        server = RunningServer(it.url)
-        profile, front = measure_served_sequences(server, server.model(None), config, 3.0, ignored)
-    assert {step.sequences for step in profile.steps} <= {1, 2, 4}
-    assert all(request.priority == 1000 for request in client.requests)
-    lengths = {len(request.prompt_ids) for request in client.requests}
-    # A prompt and the longest answer fit into 200 tokens.
-    assert lengths <= {1, 16, 32, 64, 128, 176}
-    assert (profile.num_blocks, profile.max_model_len) == (INFO.num_blocks, 200)
-    a_round = list(islice(_jobs(176, 4), 11))
-    assert [len(jobs) for jobs in a_round] == [1] * 7 + [2, 2, 4, 4]
-    assert {length for jobs in a_round for length, _ in jobs} == {1, 16, 32, 64, 128, 176}
-    MachineProfile(machine="", front=front, models={"tiny": profile}).check()
-
-
-def test_steps_are_what_passes_while_all_answers_go_on() -> None:
-    first = Outcome(0.0, 0.0, 0.5, [0.1, 0.2, 0.3, 0.4, 0.5], 5)
-    later = Outcome(0.0, 0.0, 0.7, [0.25, 0.35, 0.45, 0.55, 0.65], 5)
-    steps = _decodes([first, later], [(10, 5), (10, 5)])
-    assert [step.seconds for step in steps] == pytest.approx([0.1, 0.1])
-    # Two sequences: ten tokens of prompt, the first of the answer, and what came since.
-    assert [(step.sequences, step.tokens, step.kv_tokens) for step in steps] == [(2, 2, 22), (2, 2, 24)]
-    pairs = _decodes([Outcome(0.0, 0.0, 0.5, [0.1, 0.3, 0.5], 5)], [(10, 5)])
-    assert [step.seconds for step in pairs] == pytest.approx([0.1, 0.1]), "two tokens at a time"
-
-
-def test_the_front_is_what_a_first_token_takes_more_than_a_step() -> None:
-    steps = [StepSample(1, 1, 30, 30, 0.010), StepSample(2, 2, 60, 60, 0.5)]
-    assert _front({1: [0.014, 0.9, 0.013], 64: [0.1]}, steps, 0.003) == FrontCost(
-        request=0.003, hop=pytest.approx(5e-4)
+    client.config = SequenceConfig(model="tiny", max_num_seqs=8)
+    saved, sent = (
+        tmp_path / "profile.json",
+        ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4"),
     )
-    assert _front({1: [0.004]}, steps, 0.003) == FrontCost()
+    with listening(served(client)) as it:
+        assert plan(it.url, *sent, "--mode", "high-throughput", "--profile", saved) == 0
+    assert all(request.priority == 1000 for request in client.requests)
+    # All but one token of the context at most.
+    assert max(len(request.prompt_ids) for request in client.requests) == 199
+    assert all((request.max_tokens or 0) <= 100 for request in client.requests)
+    profile = MachineProfile.load(saved).models["tiny"]
+    assert isinstance(profile, SequenceProfile)
+    assert (profile.num_blocks, profile.max_model_len, len(profile.steps)) == (INFO.num_blocks, 200, 50)
+    assert {step.seconds for step in profile.steps} == {0.015}
 
 
 def test_examples_of_what_is_made_up_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +111,7 @@ def test_examples_of_what_is_made_up_are_refused(capsys: pytest.CaptureFixture[s
             assert f"--examples {problem}" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("tells")
 def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described = ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
     saved = tmp_path / "profile.json"
@@ -127,7 +122,7 @@ def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert "--dtype is a setting of the server" in capsys.readouterr().err
     assert f"this sends requests to {it.url} for at most 0.5 s, at a low priority" in printed.err
     assert f"# A plan for tiny at {it.url}" in printed.out
-    assert "measured from outside, by requests of known lengths: less exact" in printed.out
+    assert "measured while it was served, with what others sent; the KV cache stays as large" in printed.out
     assert "as it is now, with `the defaults`, it " in printed.out
     assert "chairlift serve tiny" in printed.out
     assert "where its models are: tiny stands for that" in printed.out
@@ -238,19 +233,14 @@ def test_examples_are_what_a_function_is_sent(tmp_path: Path, capsys: pytest.Cap
     assert {json.dumps(each["payload"]) for each in dispatcher.submitted} == {'{"x": 2}', "3"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"strategy": "static"}, "a static server answers full batches only"),
-        ({"max_num_seqs": 2}, "only [0-9] steps were timed"),
-    ],
-)
-def test_servers_that_can_not_be_measured(settings: dict[str, Any], problem: str) -> None:
-    with listening(served(FakeClient([WORD]))) as it:
-        server = RunningServer(it.url)
-        about = server.model(None)
-        with pytest.raises(ChairliftError, match=problem):
-            measure_served_sequences(server, about, SequenceConfig(model="tiny", **settings), 1e-9, ignored)
+def test_servers_that_can_not_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    client, sent = FakeClient([WORD]), ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
+    with listening(served(client)) as it:
+        assert plan(it.url, *sent) == 1
+        assert "answered too few requests for its times to be known: give it more time" in capsys.readouterr().err
+        client.config = SequenceConfig(model="tiny", strategy="static", batch_size=4)
+        assert plan(it.url, *sent) == 1
+        assert "a static server answers full batches only" in capsys.readouterr().err
 
 
 def test_another_machine_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

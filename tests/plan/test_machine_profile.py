@@ -8,14 +8,12 @@ import pytest
 from support.simulated import exact_calls, noisy_profile
 
 from chairlift.errors import ConfigError
-from chairlift.plan.machine_profile import FrontCost, MachineProfile, StepDelay
-
-DELAYS = StepDelay(1, 0.002), StepDelay(4, 0.001), StepDelay(16, 0.004)
+from chairlift.plan.machine_profile import FrontCost, MachineProfile
 
 
 def profile() -> MachineProfile:
     models = {"llm": noisy_profile(), "embedder": exact_calls(0.01, 0.001)}
-    front = FrontCost(request=1e-4, delays=DELAYS)
+    front = FrontCost(request=1e-4, hop=2e-5)
     return MachineProfile(machine="2 cores of a formula", front=front, models=dict(models))
 
 
@@ -30,8 +28,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     [
         (("front", "hop"), -1, "front.hop must be at least 0"),
         (("front", "step"), 0.001, "unknown field `step`"),
-        (("front", "delays"), [[1, 0.001], [4, -0.001]], r"front.delays\[1\].seconds must be at least 0"),
-        (("front", "delays"), [[4, 0.001], [4, 0.002]], r"front.delays\[1\] must be of more than 4 sequences, got 4"),
         (("models", "llm", "num_blocks"), 0, "models.llm.num_blocks must be at least 1"),
         (("models", "llm", "cost"), [1, 0, 0, -1], "models.llm.cost.pair must be at least 0"),
         (("models", "llm", "steps", 3), [1, 1, 1, 1, 0.0], r"models.llm.steps\[3\].seconds must be more than 0"),
@@ -62,14 +58,3 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"machine": "x", "models": {')
     with pytest.raises(ConfigError, match=r"half\.json"):
         MachineProfile.load(tmp_path / "half.json")
-
-
-def test_between_two_delays_and_beyond_the_last_one_lies_a_line() -> None:
-    front = FrontCost(delays=DELAYS)
-    assert [front.delay(count) for count in (1, 2, 4, 10, 16, 28)] == pytest.approx(
-        [0.002, 0.002 - 0.001 / 3, 0.001, 0.0025, 0.004, 0.007]
-    )
-    assert [FrontCost(delays=DELAYS[1:]).delay(count) for count in (1, 4)] == [0.001, 0.001]
-    assert [FrontCost(delays=DELAYS[:1]).delay(count) for count in (1, 64)] == [0.002, 0.002]
-    assert FrontCost(delays=(StepDelay(1, 0.002), StepDelay(2, 0.001))).delay(8) == 0.0
-    assert FrontCost().delay(8) == 0.0

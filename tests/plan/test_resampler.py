@@ -8,9 +8,10 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from support.simulated import COST, exact_calls, exact_profile, noisy_profile
 
-from chairlift.core.cost import Coefficients
+from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.plan.machine_profile import StepSample
 from chairlift.plan.resampler import (
     MomentResampler,
@@ -135,10 +136,25 @@ def test_a_fit_finds_the_coefficients() -> None:
         pairs = read + (tokens - sequences) * rng.randint(50, 500)
         seconds = true.step + true.token * tokens + true.kv_token * read + true.pair * pairs
         steps.append(StepSample(sequences, tokens, read, pairs, seconds * rng.uniform(0.97, 1.03)))
-    model = fit_steps(steps)
-    for step in steps:
-        predicted = model.predict(step.tokens, step.kv_tokens, step.pairs)
-        assert predicted == pytest.approx(step.seconds, rel=0.08)
+    assert fit_steps(steps) == pytest.approx(true, rel=0.05)
+    stalled = [
+        structs.replace(step, seconds=9 * step.seconds) if index % 20 == 0 else step for index, step in enumerate(steps)
+    ]
+    assert fit_steps(stalled) == pytest.approx(true, rel=0.15), "one of 20 was held up"
+    decodes = [step for step in steps if step.tokens == step.sequences]
+    rare = [each for each in steps if each.tokens > each.sequences][:12]
+    assert fit_steps([*decodes, *decodes, *decodes, *rare]).token == pytest.approx(true.token, rel=0.1)
+
+
+def test_no_coefficient_is_negative() -> None:
+    """Of steps that become shorter with the tokens that they read, nothing is said of these."""
+    steps = [StepSample(1, 1, read, read, 0.02 - 1e-5 * read) for read in (10, 100, 400, 900)]
+    found = fit_steps(steps)
+    assert min(found) >= 0
+    assert found.step + found.token > 0.005
+    read = ExpertReads(0.9, 0.1)
+    of_experts = [StepSample(n, n, n, n, 0.05 * read.read(n) + 1e-3 * n) for n in (1, 2, 8, 32, 128, 300)]
+    assert fit_steps(of_experts, read).step == pytest.approx(0.05, rel=0.01)
 
 
 def test_calls_are_fitted_by_a_line() -> None:

@@ -20,7 +20,7 @@ from chairlift.errors import ConfigError
 from chairlift.plan.agenda import Agenda
 from chairlift.plan.figures import Targets, report
 from chairlift.plan.items import ItemModel
-from chairlift.plan.machine_profile import FrontCost, SequenceProfile, StepDelay
+from chairlift.plan.machine_profile import FrontCost, SequenceProfile
 from chairlift.plan.sequences import SequenceModel, VirtualSequences
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
@@ -34,7 +34,6 @@ FRONT = FrontCost(
     item=1e-5,
     hop=1e-4,
     contention=0.5,
-    delays=(StepDelay(1, 1e-3), StepDelay(16, 2e-3)),
 )
 
 
@@ -333,10 +332,6 @@ def test_what_the_front_does_takes_time() -> None:
     assert life.first == pytest.approx(life.scheduled + 0.1 + 0.05 + 0.003 + 0.02)
     # The next step began while the front was at the first token.
     assert life.end == pytest.approx(life.first + 0.15)
-    delayed = msgspec.structs.replace(front, delays=(StepDelay(1, 0.03),))
-    slower = simulate([model(profile)], trace, front=delayed).requests[0]
-    assert slower.first == pytest.approx(life.first + 0.03)
-    assert slower.end == pytest.approx(life.end + 0.06)
 
 
 def test_what_the_front_does_for_requests_slows_down_the_next_step() -> None:

@@ -1,6 +1,7 @@
 """A real `chairlift serve` in a process of its own, and what it serves."""
 
 import json
+import os
 import re
 import shutil
 import ssl
@@ -103,6 +104,12 @@ class Server(ServerProcess):
         self.http.close()
         self.openai.close()
         super().close()
+
+
+def servers() -> set[int]:
+    """Children of this process that run the product's commands: other files' tests may have left theirs running."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in children if b"chairlift.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def language_model(folder: Path) -> Path:

@@ -1,70 +1,16 @@
-"""Measuring a machine whose speed is known: the profile says just that, and simulates it."""
+"""Measuring calls of models that answer in one: of every size, with inputs that are made up or given."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sequences_virtual import COST, Machine, VirtualRunner
 
 from chairlift.bench.measure_items import measure_items
-from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.config.items import ItemConfig
-from chairlift.config.sequences import SequenceConfig
-from chairlift.core.cost import CostModel
 from chairlift.errors import ConfigError, RequestFailed
-from chairlift.plan.figures import report
-from chairlift.plan.sequences import SequenceModel
-from chairlift.plan.simulator import simulate
-from chairlift.plan.trace import TraceRequest
 from chairlift.runners.function import FunctionRunner
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
-
-
-@pytest.mark.parametrize("settings", [{}, {"strategy": "static", "batch_size": 4}, {"strategy": "none"}])
-def test_what_steps_take_is_found(settings: dict[str, object]) -> None:
-    config = SequenceConfig(model="formula", **settings)  # type: ignore[arg-type]
-    shares: list[float] = []
-    profile = measure_sequences(config, VirtualRunner(Machine(), 0), 0.7, on_progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] > 0.5
-    machine = Machine()
-    model = CostModel()
-    for step in profile.steps:
-        assert step.seconds == pytest.approx(machine.seconds(step.tokens, step.kv_tokens, step.pairs))
-        model.observe(step.seconds, step.tokens, step.kv_tokens, step.pairs)
-    gaps = [step.gap for step in profile.steps if step.gap is not None]
-    assert len(gaps) > 8
-    assert all(gap >= 0 for gap in gaps)
-    assert {step.sequences for step in profile.steps} >= {1, min(config.slots, 4)}
-    for tokens, read, pairs in ((1, 100, 100), (1, 1000, 1000), (200, 200, 20_100)):
-        step, token, kv_token, pair = profile.cost
-        predicted = step + token * tokens + kv_token * read + pair * pairs
-        expected = COST.step + COST.token * tokens + COST.kv_token * read + COST.pair * pairs
-        assert predicted == pytest.approx(expected, rel=0.1)
-    (life,) = simulate(
-        [SequenceModel(config, profile)], [TraceRequest(arrival=0.0, input_length=100, output_length=20)]
-    ).requests
-    assert life.num_tokens == 20
-
-
-def test_a_profile_knows_the_limits_of_the_model() -> None:
-    profile = measure_sequences(
-        SequenceConfig(model="formula", max_num_batched_tokens=64), VirtualRunner(Machine(num_blocks=300), 0), 1.0
-    )
-    assert (profile.num_blocks, profile.block_size, profile.max_num_batched_tokens) == (300, 16, 64)
-    assert max(step.tokens for step in profile.steps) <= 64
-    outcome = simulate(
-        [SequenceModel(SequenceConfig(model="formula"), profile)],
-        [TraceRequest(arrival=0.0, input_length=3000, output_length=2000)],
-    )
-    assert report(outcome).refused == 1
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, 61.0, float("nan")])
-def test_the_time_is_bounded(seconds: float) -> None:
-    with pytest.raises(ConfigError, match="at most 60 seconds"):
-        measure_sequences(SequenceConfig(model="formula"), VirtualRunner(Machine(), 0), seconds)
 
 
 class CountingRunner:
