@@ -131,7 +131,8 @@ template <typename T> class EncoderPass {
     const int64_t hidden = encoder.hidden_size;
 
     void norm_row(const T *x, const LayerNorm &norm, T *to) const {
-        layer_norm(x, norm, hidden, encoder.eps, [&](int64_t i, vfloat value) { store_narrow(to + i, value); });
+        layer_norm(x, norm, encoder.rms, hidden, encoder.eps,
+                   [&](int64_t i, vfloat value) { store_narrow(to + i, value); });
     }
 
     void norm_rows(T *x, const LayerNorm &norm, int64_t rows) {
@@ -172,8 +173,11 @@ template <typename T> class EncoderPass {
             if (place) value += load_wide(place + i);
             store(sum + i, value);
         }
-        layer_norm(sum, encoder.embedding_norm, hidden, encoder.eps,
-                   [&](int64_t i, vfloat value) { store_narrow(to + i, value); });
+        const auto put = [&](int64_t i, vfloat value) { store_narrow(to + i, value); };
+        if (encoder.embedding_norm.weight)
+            layer_norm(sum, encoder.embedding_norm, encoder.rms, hidden, encoder.eps, put);
+        else
+            for (int64_t i = 0; i < hidden; i += LANES) put(i, load(sum + i));
     }
 
     void embed() {
@@ -241,7 +245,7 @@ template <typename T> class EncoderPass {
             float *to = out + (sums ? text.text : texts.starts[text.text]) * hidden;
             if (sums) std::fill(to, to + hidden, 0.0f);
             for (int64_t row = first; row < end; row++, to += sums ? 0 : hidden)
-                layer_norm(rows + row * hidden, norm, hidden, encoder.eps, [&](int64_t i, vfloat value) {
+                layer_norm(rows + row * hidden, norm, encoder.rms, hidden, encoder.eps, [&](int64_t i, vfloat value) {
                     store(to + i, sums ? load(to + i) + value : value);
                 });
             if (sums)

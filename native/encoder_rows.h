@@ -5,13 +5,14 @@
 
 namespace {
 
-// Calls use(i, values) for each vector of a normalized row; `dim` is a multiple of the lanes.
+// Calls use(i, values) for each vector of a normalized row; `dim` is a multiple of the lanes. An RMS norm leaves the mean
+// where it is.
 template <typename T, typename Use>
-inline __attribute__((always_inline)) void layer_norm(const T *x, const LayerNorm &norm, int64_t dim, float eps,
-                                                      Use use) {
+inline __attribute__((always_inline)) void layer_norm(const T *x, const LayerNorm &norm, bool rms, int64_t dim,
+                                                      float eps, Use use) {
     vfloat sum = {}, squares = {};
     for (int64_t i = 0; i < dim; i += LANES) sum += load_wide(x + i);
-    const float mean = reduce_add(sum) / float(dim);
+    const float mean = rms ? 0.0f : reduce_add(sum) / float(dim);
     for (int64_t i = 0; i < dim; i += LANES) {
         const vfloat apart = load_wide(x + i) - mean;
         squares += apart * apart;

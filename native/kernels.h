@@ -160,7 +160,7 @@ struct Encoder {
     LayerNorm embedding_norm, final_norm;
     const float *bias;
     int64_t bias_span;
-    int32_t num_heads, activation, pre_norm, dtype;
+    int32_t num_heads, activation, pre_norm, rms, dtype;
     float eps;
 };
 

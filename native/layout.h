@@ -224,6 +224,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Encoder, num_heads),
     FIELD(Encoder, activation),
     FIELD(Encoder, pre_norm),
+    FIELD(Encoder, rms),
     FIELD(Encoder, dtype),
     FIELD(Encoder, eps),
 

@@ -66,6 +66,10 @@ KNOWN = {
     "distilbert": "DistilBERT",
     "mpnet": "all-mpnet, multi-qa-mpnet",
     "modernbert": "ModernBERT, gte-modernbert, Ettin and its rerankers",
+    "nomic_bert": "nomic-embed-text v1 and v1.5, arctic-embed-m-long, CodeRankEmbed (those with experts are refused)",
+    "gte": "arctic-embed-m-v2.0, GTE as transformers has it",
+    "new": "gte-en-v1.5, gte-multilingual and its reranker",
+    "eurobert": "EuroBERT",
 }
 _NOT_READ = 'not read yet; `quantization = "int8"` or "int4" rounds a plain folder'
 # Through transformers, as the tests have them.

@@ -1,7 +1,8 @@
 """The encoder families, one row each: everything in which they differ. Without torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +32,48 @@ class MaskHead:
 class EncoderFamily:
     """Where one architecture keeps its tensors, how its config names things, and what it computes otherwise.
 
-    Tensors of the encoder itself are under `prefix` where the folder holds a task's head as well. `qkv` is one fused
-    tensor or three. `fields` gives the names in config.json of what most families name as BERT does.
-    `after_padding`: positions start one after this field's value (or after the number). A flag is True, False, or the
-    name of the config field that decides (absent means False).
+    Tensors of the encoder itself are under one of `prefixes` where the folder holds a task's head as well. `qkv` and
+    `up` are one fused tensor or several, a gated `up` first what is activated, unless `gate_last`. `fields` gives the
+    names in config.json of what most families name as BERT does, `defaults` what is meant where it is silent, and
+    `neutral` the values, of fields that this family alone has, with which nothing else is computed. `renamed`: what of
+    this row is otherwise where transformers named the tensors, and not the model's authors. `after_padding`: positions
+    start one after this field's value (or after the number). A flag is True, False, or the name of the config field
+    that decides (absent means False); `up_bias` False leaves an MLP's bias to `down`. With `ntk` rotations may be
+    scaled as GTE does, with `windows` only some layers see all of a text, with `grouped` heads may share keys and
+    values.
     """
 
-    prefix: str
+    prefixes: tuple[str, ...]
     layer: str
     words: str
     qkv: tuple[str, ...]
     out: str
     attention_norm: str
-    up: str
+    up: tuple[str, ...]
     down: str
     mlp_norm: str
     positions: str | None = "embeddings.position_embeddings"
     types: str | None = "embeddings.token_type_embeddings"
-    embedding_norm: str = "embeddings.LayerNorm"
+    embedding_norm: str | None = "embeddings.LayerNorm"
     final_norm: str | None = None
     relative_bias: str | None = None
     pre_norm: bool = False
+    rms: bool = False
     gated: bool = False
+    gate_last: bool = False
     attention_bias: bool | str = True
     mlp_bias: bool | str = True
+    up_bias: bool = True
     norm_bias: bool | str = True
     after_padding: str | int | None = None
     rotary: bool = False
+    ntk: bool = False
+    windows: bool = False
+    grouped: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, Any] = field(default_factory=dict)
     head: tuple[Stage, ...] = ()
     head_bias: bool | str = True
     mask_head: MaskHead | None = None
@@ -69,13 +84,13 @@ _ROBERTA_HEAD = (Stage("classifier.dense", "tanh"), Stage("classifier.out_proj")
 _ROBERTA_MASK_HEAD = MaskHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 
 _BERT = EncoderFamily(
-    prefix="bert.",
+    prefixes=("bert.",),
     layer="encoder.layer.{}.",
     words="embeddings.word_embeddings",
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     out="attention.output.dense",
     attention_norm="attention.output.LayerNorm",
-    up="intermediate.dense",
+    up=("intermediate.dense",),
     down="output.dense",
     mlp_norm="output.LayerNorm",
     head=_BERT_HEAD,
@@ -92,12 +107,56 @@ _BERT = EncoderFamily(
 def _roberta() -> EncoderFamily:
     same = {name: getattr(_BERT, name) for name in ("layer", "words", "qkv", "out", "attention_norm", "up", "down")}
     return EncoderFamily(
-        prefix="roberta.",
+        prefixes=("roberta.",),
         mlp_norm=_BERT.mlp_norm,
         after_padding="pad_token_id",
         head=_ROBERTA_HEAD,
         mask_head=_ROBERTA_MASK_HEAD,
         **same,
+    )
+
+
+# What transformers calls the tensors of encoders that came with code of their own.
+_BY_TRANSFORMERS = {
+    "layer": "layers.{}.",
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": "self_attn.o_proj",
+    "attention_norm": "post_attention_layernorm",
+    "up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": "mlp.down_proj",
+    "mlp_norm": "post_mlp_layernorm",
+    "embedding_norm": "embeddings.LayerNorm",
+}
+
+
+def _gte(theta: float) -> EncoderFamily:
+    mask_head = MaskHead("lm_head.dense", "lm_head.norm", "lm_head.decoder", "lm_head.decoder.bias")
+    return EncoderFamily(
+        prefixes=("new.", "gte."),
+        layer="encoder.layer.{}.",
+        words="embeddings.word_embeddings",
+        qkv=("attention.qkv_proj",),
+        out="attention.o_proj",
+        attention_norm="attn_ln",
+        up=("mlp.up_gate_proj",),
+        down="mlp.down_proj",
+        mlp_norm="mlp_ln",
+        positions=None,
+        gated=True,
+        gate_last=True,
+        up_bias=False,
+        rotary=True,
+        ntk=True,
+        defaults={"rope_theta": theta, "type_vocab_size": 1},
+        neutral={
+            "position_embedding_type": "rope",
+            "layer_norm_type": "layer_norm",
+            "logn_attention_scale": False,
+            "pack_qkv": True,
+        },
+        renamed=_BY_TRANSFORMERS | {"gate_last": False, "mask_head": replace(mask_head, norm="lm_head.layer_norm")},
+        head=_BERT_HEAD,
+        mask_head=mask_head,
     )
 
 
@@ -107,13 +166,13 @@ FAMILIES: dict[str, EncoderFamily] = {
     "xlm-roberta": _roberta(),
     "camembert": _roberta(),
     "distilbert": EncoderFamily(
-        prefix="distilbert.",
+        prefixes=("distilbert.",),
         layer="transformer.layer.{}.",
         words="embeddings.word_embeddings",
         qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         out="attention.out_lin",
         attention_norm="sa_layer_norm",
-        up="ffn.lin1",
+        up=("ffn.lin1",),
         down="ffn.lin2",
         mlp_norm="output_layer_norm",
         types=None,
@@ -128,13 +187,13 @@ FAMILIES: dict[str, EncoderFamily] = {
         mask_head=MaskHead("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias", None),
     ),
     "mpnet": EncoderFamily(
-        prefix="mpnet.",
+        prefixes=("mpnet.",),
         layer="encoder.layer.{}.",
         words="embeddings.word_embeddings",
         qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
         out="attention.attn.o",
         attention_norm="attention.LayerNorm",
-        up="intermediate.dense",
+        up=("intermediate.dense",),
         down="output.dense",
         mlp_norm="output.LayerNorm",
         types=None,
@@ -144,13 +203,13 @@ FAMILIES: dict[str, EncoderFamily] = {
         mask_head=_ROBERTA_MASK_HEAD,
     ),
     "modernbert": EncoderFamily(
-        prefix="model.",
+        prefixes=("model.",),
         layer="layers.{}.",
         words="embeddings.tok_embeddings",
         qkv=("attn.Wqkv",),
         out="attn.Wo",
         attention_norm="attn_norm",
-        up="mlp.Wi",
+        up=("mlp.Wi",),
         down="mlp.Wo",
         mlp_norm="mlp_norm",
         positions=None,
@@ -163,8 +222,84 @@ FAMILIES: dict[str, EncoderFamily] = {
         mlp_bias="mlp_bias",
         norm_bias="norm_bias",
         rotary=True,
+        windows=True,
         fields={"layer_norm_eps": "norm_eps", "hidden_act": "hidden_activation"},
+        defaults={"layer_norm_eps": 1e-5},
         head=(Stage("head.dense", "classifier_activation", "head.norm"), Stage("classifier")),
         head_bias="classifier_bias",
+    ),
+    "nomic_bert": EncoderFamily(
+        prefixes=("bert.", "nomic_bert."),
+        layer="encoder.layers.{}.",
+        words="embeddings.word_embeddings",
+        qkv=("attn.Wqkv",),
+        out="attn.out_proj",
+        attention_norm="norm1",
+        up=("mlp.fc12", "mlp.fc11"),
+        down="mlp.fc2",
+        mlp_norm="norm2",
+        positions=None,
+        embedding_norm="emb_ln",
+        gated=True,
+        attention_bias=False,
+        mlp_bias=False,
+        rotary=True,
+        fields={
+            "hidden_size": "n_embd",
+            "intermediate_size": "n_inner",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "n_positions",
+            "layer_norm_eps": "layer_norm_epsilon",
+            "rope_theta": "rotary_emb_base",
+        },
+        defaults={"hidden_act": "silu", "rope_theta": 1000.0, "type_vocab_size": 2, "max_trained_positions": 2048},
+        neutral={
+            "moe_every_n_layers": 0,
+            "activation_function": "swiglu",
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None,
+            "rotary_head_dim": False,
+            "prenorm": False,
+            "parallel_block": False,
+            "use_rms_norm": False,
+            "causal": False,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+        },
+        renamed=_BY_TRANSFORMERS,
+        head=_BERT_HEAD,
+    ),
+    "gte": _gte(theta=160000.0),
+    # What most of GTE's folders call themselves, by their authors' own code.
+    "new": _gte(theta=10000.0),
+    "eurobert": EncoderFamily(
+        prefixes=("model.",),
+        layer="layers.{}.",
+        words="embed_tokens",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out="self_attn.o_proj",
+        attention_norm="input_layernorm",
+        up=("mlp.gate_proj", "mlp.up_proj"),
+        down="mlp.down_proj",
+        mlp_norm="post_attention_layernorm",
+        positions=None,
+        types=None,
+        embedding_norm=None,
+        final_norm="norm",
+        pre_norm=True,
+        rms=True,
+        gated=True,
+        attention_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        norm_bias=False,
+        rotary=True,
+        grouped=True,
+        fields={"layer_norm_eps": "rms_norm_eps"},
+        defaults={"layer_norm_eps": 1e-5, "hidden_act": "silu", "classifier_pooling": "late"},
+        neutral={"clip_qkv": None},
+        head=(Stage("dense", "gelu"), Stage("classifier")),
     ),
 }

@@ -27,7 +27,7 @@ _MOST: dict[str, int] = {
     "qk_rope_head_dim": 2**14,
     "vocab_size": 2**24,
     "type_vocab_size": 2**16,
-    "max_position_embeddings": 2**24,
+    **dict.fromkeys(("max_position_embeddings", "max_trained_positions"), 2**24),
     "local_attention": 2**24,
     "num_labels": 2**20,
     "sliding_window": 2**40,

@@ -22,7 +22,7 @@ Output = Literal["tokens", "mean", "first", "last"]
 
 @dataclass(slots=True, frozen=True)
 class Norm:
-    """Layer normalization over the last dimension: weight [H] and bias [H] or None."""
+    """Normalization over the last dimension: weight [H] and bias [H] or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -60,20 +60,22 @@ class EncoderWeights:
     """An encoder of hidden size H.
 
     `words` [V, H]; `positions` [P, H], of which a text's first token has number `first_position`; `types` [N, H].
-    `bias` [heads, 2 * L - 1] float32 is added to the scaled score of key k for query q at column k - q + L - 1.
+    `bias` [heads, 2 * L - 1] float32 is added to the scaled score of key k for query q at column k - q + L - 1. With
+    `rms` norms divide by the root mean square alone, and have no bias.
     """
 
     words: Tensor
     positions: Tensor | None
     types: Tensor | None
     first_position: int
-    embedding_norm: Norm
+    embedding_norm: Norm | None
     layers: Sequence[EncoderLayer]
     final_norm: Norm | None
     bias: Tensor | None
     activation: Activation
     gated: bool
     pre_norm: bool
+    rms: bool
     eps: float
     num_heads: int
 
@@ -151,6 +153,8 @@ class PlainEncoder:
         return hidden[starts[:-1] if output == "first" else starts[1:] - 1]
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+        if self._weights.rms:
+            return F.rms_norm(x, (x.shape[-1],), norm.weight, self._weights.eps)
         return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, self._weights.eps)
 
     def _embed(self, texts: Texts, places: Tensor) -> Tensor:
@@ -163,7 +167,7 @@ class PlainEncoder:
             )
         if weights.positions is not None:
             hidden = hidden + F.embedding(places + weights.first_position, weights.positions)
-        return self._norm(hidden, weights.embedding_norm)
+        return hidden if weights.embedding_norm is None else self._norm(hidden, weights.embedding_norm)
 
     def _layer(
         self, x: Tensor, layer: EncoderLayer, linears: tuple[Linear, ...], groups: list[Tensor], places: Tensor

@@ -57,6 +57,7 @@ class FusedEncoder:
             weights.num_heads,
             native.ACTIVATIONS[weights.activation],
             weights.pre_norm,
+            weights.rms,
             native.DTYPES[weights.words.dtype],
             weights.eps,
         )

@@ -259,7 +259,7 @@ class EncoderStruct(ctypes.Structure):
         *[(name, LayerNormStruct) for name in ("embedding_norm", "final_norm")],
         ("bias", POINTER),
         ("bias_span", INT64),
-        *[(name, INT32) for name in ("num_heads", "activation", "pre_norm", "dtype")],
+        *[(name, INT32) for name in ("num_heads", "activation", "pre_norm", "rms", "dtype")],
         ("eps", FLOAT),
     ]
 

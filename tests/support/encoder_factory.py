@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.model_factory import randomize, temporary_root
+from safetensors.torch import load_file, save_file
+from support.model_factory import edited_folder, randomize, temporary_root
 
+from chairlift.folders.model_json import is_classifier, read_model_json
 from chairlift.runners.items import Encoding
 
 TINY: dict[str, Any] = {
@@ -26,6 +28,7 @@ TINY: dict[str, Any] = {
 _DISTIL = {"dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 2, "vocab_size": 320, "max_position_embeddings": 400}
 _MODERN = {"num_hidden_layers": 4, "local_attention": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _MODERN |= {"cls_token_id": 1, "sep_token_id": 2}
+_EURO = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
 
 # name: (model_type, config fields beside TINY)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +47,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
         | {"classifier_pooling": "mean", "hidden_activation": "gelu_pytorch_tanh", "num_attention_heads": 2},
     ),
+    "nomic_bert": ("nomic_bert", {}),
+    # As gte-base-en-v1.5: no token types, and the NTK scaling of `_PUBLISHED` in transformers' terms.
+    "gte": (
+        "gte",
+        {
+            "type_vocab_size": 0,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 2 * 500000.0, "factor": 2 ** (2 / 16)},
+        },
+    ),
+    "eurobert": ("eurobert", _EURO | {"num_key_value_heads": 2}),
+    "eurobert_biases": ("eurobert", _EURO | {"attention_bias": True, "mlp_bias": True, "classifier_pooling": "bos"}),
     "llama": ("llama", {"num_key_value_heads": 1, "attention_bias": True}),
     "mistral_window": ("mistral", {"num_key_value_heads": 2, "sliding_window": 20}),
     "qwen2": (
@@ -55,6 +69,54 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # Decoders, of which transformers leaves the head away here: their names have no prefix.
 DECODERS = ("llama", "mistral_window", "qwen2", "qwen3")
 LENGTHS = (100, 1, 2, 300, 15, 16, 17, 40)
+
+# Of encoders that came with code of their own: its prefix of tensors, and its config.json's names of fields, further
+# fields, and those that it lacks.
+_PUBLISHED: dict[str, tuple[str, dict[str, str], dict[str, Any], tuple[str, ...]]] = {
+    "nomic_bert": (
+        "bert.",
+        {
+            "hidden_size": "n_embd",
+            "intermediate_size": "n_inner",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "n_positions",
+            "layer_norm_eps": "layer_norm_epsilon",
+        },
+        {
+            "activation_function": "swiglu",
+            "causal": False,
+            "max_trained_positions": 2048,
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+            "parallel_block": False,
+            "prenorm": False,
+            "qkv_proj_bias": False,
+            "rotary_emb_base": 1000,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None,
+            "rotary_scaling_factor": None,
+            "use_rms_norm": False,
+        },
+        ("hidden_act", "rope_parameters", "head_dim"),
+    ),
+    "gte": (
+        "new.",
+        {},
+        {
+            "model_type": "new",
+            "layer_norm_type": "layer_norm",
+            "logn_attention_clip1": False,
+            "logn_attention_scale": False,
+            "pack_qkv": True,
+            "position_embedding_type": "rope",
+            "rope_scaling": {"type": "ntk", "factor": 2.0},
+            "rope_theta": 500000,
+        },
+        ("rope_parameters",),
+    ),
+}
 
 
 def encoder_folder(variant: str, labels: int = 0) -> Path:
@@ -73,6 +135,28 @@ def encoder_folder(variant: str, labels: int = 0) -> Path:
     randomize(model)
     model.save_pretrained(folder)
     return folder
+
+
+def published_folder(target: Path, source: Path) -> Path:
+    """The same model as its authors have it, whose names of tensors transformers writes too."""
+    raw = read_model_json(source)
+    old, (prefix, names, fields, lacks) = f"{raw['model_type']}.", _PUBLISHED[raw["model_type"]]
+    fields = fields | {theirs: raw[name] for name, theirs in names.items()}
+    edited_folder(target, source, (*names, *lacks), **fields)
+    tensors = load_file(source / "model.safetensors")
+    tensors = {
+        prefix + name.removeprefix(old) if name.startswith(old) else name: each for name, each in tensors.items()
+    }
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def renamed_folder(target: Path, source: Path) -> Path:
+    """The same model with transformers' own names of tensors."""
+    reference_encoder(source, is_classifier(read_model_json(source))).save_pretrained(
+        target, save_original_format=False
+    )
+    return target
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def _of_encoder(config: EncoderConfig) -> Backbone:
         head_dim=config.head_dim,
         max_tokens=config.max_tokens,
         pooling="mean",
-        head_pooling=config.raw.get("classifier_pooling", "cls"),
+        head_pooling=config.head_pooling,
         padding=None,
         packing=None,
         read=read,

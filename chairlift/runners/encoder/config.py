@@ -8,7 +8,7 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES, EncoderFamily
-from chairlift.folders.model_json import positive_size, read_model_json, values_checked
+from chairlift.folders.model_json import optional_object, positive_size, read_model_json, values_checked
 from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.runners.decoder.config import DecoderConfig
@@ -16,6 +16,12 @@ from chairlift.runners.decoder.rope import RopeConfig
 
 # MPNet's table of relative biases. Distances from here on share MPNet's last bucket.
 BUCKETS, BUCKET_DISTANCE = 32, 128
+
+# What RoPE of type "ntk" is made from, and no model's factor comes near.
+_NTK, _MOST_FACTOR = {"rope_type", "type", "factor", "rope_theta"}, 10**6
+
+# Of which states a head makes logits, by config.json's names; "late": of all, whose mean is then taken.
+_HEAD_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "late"}
 
 # Fields that change the numbers in ways no family here has, with the value at which they change nothing.
 _NEUTRAL: dict[str, Any] = {
@@ -43,6 +49,7 @@ class EncoderConfig:
     intermediate_size: int
     num_layers: int
     num_heads: int
+    num_kv_heads: int
     type_vocab_size: int
     max_positions: int
     first_position: int
@@ -53,6 +60,7 @@ class EncoderConfig:
     mlp_bias: bool
     norm_bias: bool
     head_bias: bool
+    head_pooling: str
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
     raw: Mapping[str, Any]
@@ -80,11 +88,10 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
     family = FAMILIES[name]
     _refuse_unknown(raw, family)
     # A copy in which the fields have BERT's names.
-    raw = {**raw, **{common: raw[own] for common, own in family.fields.items() if own in raw}}
-    hidden, heads = positive_size(raw, "hidden_size"), positive_size(raw, "num_attention_heads")
-    if hidden % heads:
-        raise UnsupportedModel(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
-    layers, max_positions = positive_size(raw, "num_hidden_layers"), positive_size(raw, "max_position_embeddings")
+    raw = {**family.defaults, **raw, **{common: raw[own] for common, own in family.fields.items() if own in raw}}
+    hidden = positive_size(raw, "hidden_size")
+    heads, kv_heads = _heads(raw, family, hidden)
+    layers, max_positions = positive_size(raw, "num_hidden_layers"), _max_positions(raw)
     first = _first_position(raw, family)
     windows, ropes = _positions(raw, family, layers, max_positions)
 
@@ -98,16 +105,18 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         intermediate_size=positive_size(raw, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
-        type_vocab_size=positive_size(raw, "type_vocab_size") if family.types else 0,
+        num_kv_heads=kv_heads,
+        type_vocab_size=_num_types(raw, family),
         max_positions=max_positions,
         first_position=first,
         max_tokens=max_positions - first,
-        eps=float(raw.get("layer_norm_eps", 1e-5 if family.rotary else 1e-12)),
+        eps=float(raw.get("layer_norm_eps", 1e-12)),
         activation=_activation(raw),
         attention_bias=flag(family.attention_bias),
         mlp_bias=flag(family.mlp_bias),
         norm_bias=flag(family.norm_bias),
         head_bias=flag(family.head_bias),
+        head_pooling=_head_pooling(raw),
         windows=windows,
         ropes=ropes,
         raw=raw,
@@ -127,10 +136,11 @@ def check_logit_score(score: LogitScore | None, config: EncoderConfig | DecoderC
 
 
 def _refuse_unknown(raw: Mapping[str, Any], family: EncoderFamily) -> None:
-    for name, neutral in _NEUTRAL.items():
+    known = _NEUTRAL | dict(family.neutral)
+    if family.rotary and "position_embedding_type" not in family.neutral:
+        del known["position_embedding_type"]  # it is of positions in a table, of which there is none
+    for name, neutral in known.items():
         value = raw.get(name)
-        if name == "position_embedding_type" and family.rotary:
-            continue  # it is of positions in a table, of which there is none
         if value is not None and value != neutral:
             raise UnsupportedModel(f"{name}={value!r} is not supported; encoders with {name}={neutral!r} are")
 
@@ -140,6 +150,41 @@ def _activation(raw: Mapping[str, Any]) -> Activation:
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"hidden_act {name!r} is not supported; these are: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def _head_pooling(raw: Mapping[str, Any]) -> str:
+    name = raw.get("classifier_pooling", "cls")
+    if name not in _HEAD_POOLINGS:
+        known = ", ".join(_HEAD_POOLINGS)
+        raise UnsupportedModel(f"classifier_pooling {name!r} is not supported; these are: {known}")
+    return _HEAD_POOLINGS[name]
+
+
+def _heads(raw: Mapping[str, Any], family: EncoderFamily, hidden: int) -> tuple[int, int]:
+    """How many heads there are, and how many of keys and values."""
+    heads = positive_size(raw, "num_attention_heads")
+    if hidden % heads:
+        raise UnsupportedModel(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+    if raw.get("head_dim") not in (None, hidden // heads):
+        raise UnsupportedModel(f"head_dim={raw['head_dim']!r} is not supported; {hidden // heads} is, by hidden_size")
+    if not family.grouped or raw.get("num_key_value_heads") is None:
+        return heads, heads
+    kv_heads = positive_size(raw, "num_key_value_heads")
+    if heads % kv_heads:
+        raise UnsupportedModel(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    return heads, kv_heads
+
+
+def _num_types(raw: Mapping[str, Any], family: EncoderFamily) -> int:
+    return positive_size(raw, "type_vocab_size") if family.types and raw.get("type_vocab_size") != 0 else 0
+
+
+def _max_positions(raw: Mapping[str, Any]) -> int:
+    most = positive_size(raw, "max_position_embeddings")
+    if not raw.get("rotary_scaling_factor"):
+        return most
+    # Of a longer text, each length has wavelengths of its own (dynamic NTK), so that no table fits.
+    return min(most, positive_size(raw, "max_trained_positions"))
 
 
 def _first_position(raw: Mapping[str, Any], family: EncoderFamily) -> int:
@@ -155,8 +200,8 @@ def _positions(
     raw: Mapping[str, Any], family: EncoderFamily, layers: int, max_positions: int
 ) -> tuple[tuple[int | None, ...], tuple[RopeConfig | None, ...]]:
     """Windows and rotations of the layers; ModernBERT has two kinds of them."""
-    if not family.rotary:
-        return (None,) * layers, (None,) * layers
+    if not family.windows:
+        return (None,) * layers, (_rope(raw, family, max_positions) if family.rotary else None,) * layers
     every = raw.get("global_attn_every_n_layers", 3)
     kinds = raw.get("layer_types")
     if kinds is None:
@@ -174,3 +219,23 @@ def _positions(
     window = positive_size({"local_attention": 128, **raw}, "local_attention") // 2
     windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
     return windows, tuple(ropes[kind] for kind in kinds)
+
+
+def _rope(raw: Mapping[str, Any], family: EncoderFamily, max_positions: int) -> RopeConfig:
+    """The rotation of layers that are all alike.
+
+    GTE's NTK scaling (https://kexue.fm/archives/9706) makes all wavelengths longer, the longest by the factor: that is
+    another base, and linear scaling by the rest.
+    """
+    found = optional_object(raw, "rope_scaling") or optional_object(raw, "rope_parameters")
+    if not family.ntk or found.get("rope_type", found.get("type")) != "ntk":
+        return RopeConfig.parse(raw, max_positions)
+    unknown = [name for name, value in found.items() if value is not None and name not in _NTK]
+    if unknown:
+        raise UnsupportedModel(f"RoPE parameter {unknown[0]!r} is not supported for 'ntk'")
+    factor, theta = found.get("factor"), found.get("rope_theta") or raw["rope_theta"]
+    if not isinstance(factor, (int, float)) or not 1 <= factor <= _MOST_FACTOR:
+        raise UnsupportedModel(f"RoPE parameter 'factor' must be from 1 to {_MOST_FACTOR} for 'ntk', got {factor!r}")
+    head_dim = raw["hidden_size"] // raw["num_attention_heads"]
+    as_linear = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
+    return RopeConfig.parse({"rope_parameters": as_linear}, max_positions)

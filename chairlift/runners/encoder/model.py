@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -43,23 +43,29 @@ class EncoderReader:
     def __init__(self, config: EncoderConfig, weights: Weights) -> None:
         self._config, self._weights = config, weights
         family = config.family
-        self._prefix = family.prefix if f"{family.prefix}{family.words}.weight" in weights else ""
+        self._prefix = next((each for each in family.prefixes if f"{each}{family.words}.weight" in weights), "")
+        # The first layer tells who named the tensors. config.json does not: transformers may write either names.
+        if family.renamed and f"{self._prefix}{family.layer.format(0)}{family.out}.weight" not in weights:
+            family = replace(family, **family.renamed)
+        self._family = family
 
     def read(self, max_tokens: int) -> EncoderWeights:
         """Return the encoder for texts of up to `max_tokens`. Raises UnsupportedModel if it has unknown parts."""
-        config, family = self._config, self._config.family
+        config, family = self._config, self._family
+        types = family.types if config.type_vocab_size else None
         read = EncoderWeights(
             words=self._table(family.words, config.vocab_size),
             positions=self._table(family.positions, config.max_positions) if family.positions else None,
-            types=self._table(family.types, config.type_vocab_size) if family.types else None,
+            types=self._table(types, config.type_vocab_size) if types else None,
             first_position=config.first_position,
-            embedding_norm=self._norm(f"{self._prefix}{family.embedding_norm}"),
+            embedding_norm=self._norm(f"{self._prefix}{family.embedding_norm}") if family.embedding_norm else None,
             layers=self._layers(max_tokens),
             final_norm=self._norm(f"{self._prefix}{family.final_norm}") if family.final_norm else None,
             bias=self._relative_bias(max_tokens),
             activation=config.activation,
             gated=family.gated,
             pre_norm=family.pre_norm,
+            rms=family.rms,
             eps=config.eps,
             num_heads=config.num_heads,
         )
@@ -72,8 +78,8 @@ class EncoderReader:
         """Return the classification head."""
         config, hidden = self._config, self._config.hidden_size
         stages = []
-        for index, stage in enumerate(config.family.head):
-            last = index == len(config.family.head) - 1
+        for index, stage in enumerate(self._family.head):
+            last = index == len(self._family.head) - 1
             # BERT's pooler is part of the encoder, by name.
             name = stage.dense if f"{stage.dense}.weight" in self._weights else self._prefix + stage.dense
             bias = last or config.head_bias
@@ -92,7 +98,7 @@ class EncoderReader:
 
     def read_mask_head(self) -> list[Projected]:
         """Return the head that gives each token a number for every word. Raises UnsupportedModel if there is none."""
-        config, head = self._config, self._config.family.mask_head
+        config, head = self._config, self._family.mask_head
         if head is None:
             name = config.raw.get("model_type")
             raise UnsupportedModel(f"SPLADE with model_type {name!r} is not supported")
@@ -104,7 +110,7 @@ class EncoderReader:
         own = f"{head.projector}.weight"
         table = self._weights.take([own], [(words, hidden)]) if own in self._weights else None
         if table is None:
-            table = self._table(config.family.words, words)
+            table = self._table(self._family.words, words)
         bias = self._weights.take([head.bias], [(words,)])
         return [dense, _projected(Projection(table, bias), None, None, config.eps)]
 
@@ -141,25 +147,56 @@ class EncoderReader:
         return layers
 
     def _layer(self, index: int, window: int | None, cos_sin: Tensor | None) -> EncoderLayer:
-        config, family = self._config, self._config.family
+        config, family = self._config, self._family
         prefix = self._prefix + family.layer.format(index)
         hidden, middle = config.hidden_size, config.intermediate_size
+        norm = prefix + family.attention_norm
         # ModernBERT's first layer follows the embeddings' norm at once.
-        first = family.pre_norm and f"{prefix}{family.attention_norm}.weight" not in self._weights
+        bare = family.pre_norm and family.embedding_norm and index == 0 and f"{norm}.weight" not in self._weights
         return EncoderLayer(
-            attention_norm=None if first and index == 0 else self._norm(prefix + family.attention_norm),
-            qkv=self._projection([prefix + name for name in family.qkv], 3 * hidden, hidden, config.attention_bias),
+            attention_norm=None if bare else self._norm(norm),
+            qkv=self._qkv(prefix),
             out=self._projection([prefix + family.out], hidden, hidden, config.attention_bias),
             mlp_norm=self._norm(prefix + family.mlp_norm),
-            up=self._projection([prefix + family.up], (1 + family.gated) * middle, hidden, config.mlp_bias),
+            up=self._up(prefix),
             down=self._projection([prefix + family.down], hidden, middle, config.mlp_bias),
             window=window,
             cos_sin=cos_sin,
         )
 
+    def _qkv(self, prefix: str) -> Projection:
+        config, hidden, bias = self._config, self._config.hidden_size, self._config.attention_bias
+        names = [prefix + name for name in self._family.qkv]
+        if config.num_kv_heads == config.num_heads:
+            return self._projection(names, 3 * hidden, hidden, bias)
+        rows = config.num_kv_heads * config.head_dim
+        sizes = zip(names, (hidden, rows, rows), strict=True)
+        parts = [self._projection([name], outs, hidden, bias) for name, outs in sizes]
+        # Here each head has keys and values of its own: those that its group shares.
+        parts[1:] = [self._repeated(part) for part in parts[1:]]
+        biases = [part.bias for part in parts if part.bias is not None]
+        return Projection(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+    def _repeated(self, shared: Projection) -> Projection:
+        times, size = self._config.num_heads // self._config.num_kv_heads, self._config.head_dim
+
+        def repeat(rows: Tensor) -> Tensor:
+            return rows.view(-1, size, *rows.shape[1:]).repeat_interleave(times, 0).flatten(0, 1)
+
+        return Projection(repeat(shared.weight), None if shared.bias is None else repeat(shared.bias))
+
+    def _up(self, prefix: str) -> Projection:
+        """A layer's first projection of its MLP, a gated one with what is activated before what it is multiplied by."""
+        config, family, middle = self._config, self._family, self._config.intermediate_size
+        names, bias = [prefix + name for name in family.up], config.mlp_bias and family.up_bias
+        up = self._projection(names, (1 + family.gated) * middle, config.hidden_size, bias)
+        if not family.gate_last:
+            return up
+        return Projection(up.weight.roll(middle, 0), None if up.bias is None else up.bias.roll(middle))
+
     def _relative_bias(self, max_tokens: int) -> Tensor | None:
         """The bias of each head for each distance, [heads, 2 * max_tokens - 1] float32."""
-        name = self._config.family.relative_bias
+        name = self._family.relative_bias
         if name is None:
             return None
         table = self._weights.take([self._prefix + name], [(BUCKETS, self._config.num_heads)])

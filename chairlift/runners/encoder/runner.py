@@ -14,7 +14,7 @@ from chairlift.folders.kind import labels_of, task_of
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.sentence_files import SPLADE, SentenceFiles
 from chairlift.ops.base import Quantization
-from chairlift.ops.encoder import EncoderForward, Output, Texts, text_sums
+from chairlift.ops.encoder import EncoderForward, Output, Texts, text_means, text_sums
 from chairlift.ops.select import has_bf16_products, select_ops
 from chairlift.runners.device import find_device
 from chairlift.runners.encoder.backbone import Backbone, read_backbone
@@ -169,9 +169,12 @@ class EncoderRunner:
     def _compute(self, texts: Texts) -> NDArray[np.float32]:
         if self._poolings == (SPLADE,):
             return self._weigh_words(texts)
-        vectors = pool(self.forward, texts, self._poolings)
+        late = self._poolings == ("late",)
+        vectors = self.forward(texts, "tokens") if late else pool(self.forward, texts, self._poolings)
         for stage in self._stages:
             vectors = stage(vectors)
+        if late:
+            vectors = text_means(vectors, torch.from_numpy(texts.starts).to(vectors.device).long())
         if self._normalized:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         found: NDArray[np.float32] = vectors.cpu().numpy()
