@@ -153,7 +153,7 @@ def _of_items(found: _LookedUp) -> Rows:
     held = _held(found, config.vocab_size * config.hidden_size)
     return [
         ("model", f"{raw['model_type']}: {_TASKS[task_of(folder, raw)]}"),
-        *_of_pairs(SentenceFiles.read(folder)),
+        *_of_texts(SentenceFiles.read(folder)),
         ("computed by", "native kernels"),
         ("batches", "dynamic, by max_batch_size, max_batch_tokens and max_wait_ms or target_latency_ms"),
         ("positions", f"{positions:,}"),
@@ -161,14 +161,17 @@ def _of_items(found: _LookedUp) -> Rows:
     ]
 
 
-def _of_pairs(files: SentenceFiles) -> Rows:
-    """What a score is, where it is no classification head's, and how pairs are written, where it is not end to end."""
+def _of_texts(files: SentenceFiles) -> Rows:
+    """What a score is, where it is no classification head's, and how texts and pairs are written, where a chat template
+    does it."""
     rows: Rows = []
     if (score := files.logit_score) is not None:
         less = "" if score.false_id is None else f" less that of {score.false_id}"
         rows.append(("score", f"the logit of token {score.true_id} as the next one{less}"))
-    if files.pairs is not None:
+    if files.chat is not None and files.judges:
         rows.append(("pairs", "as chats of a query and a document, by the folder's chat template"))
+    elif files.chat is not None:
+        rows.append(("texts", "as what a user says in a chat, by the folder's chat template"))
     return rows
 
 

@@ -47,14 +47,12 @@ class TextModel:
         self.info = self._runner.load()
         assert self.info.max_tokens is not None, "an encoder takes only so many positions"
         self._encoder = TextEncoder(model, self.info.max_tokens, files)
-        prompts = files.prompts or {}
-        self._prompt = prompts[files.default_prompt] if files.default_prompt is not None else ""
         self._serial = 0
 
     def embed(self, texts: Sequence[str], cut: Cut | None, use_tqdm: bool) -> list[EmbeddingRequestOutput]:
         """A vector of each text."""
         self._need("embed")
-        encodings = self._encode([self._prompt + text for text in texts], cut)
+        encodings = self._encode(texts, cut)
         vectors = self._run(encodings, use_tqdm)
         return [
             EmbeddingRequestOutput(self._id(), EmbeddingOutput(vector.tolist()), encoding.token_ids)
@@ -82,8 +80,7 @@ class TextModel:
             logits = np.array([vector[0] for vector in self._run(encodings, use_tqdm)], dtype=np.float64)
             ids, scores = [encoding.token_ids for encoding in encodings], sigmoid(logits)
         else:
-            texts = [self._prompt + text for pair in pairs for text in pair]
-            encodings = self._encode(texts, cut)
+            encodings = self._encode([text for pair in pairs for text in pair], cut)
             rows = np.array(self._run(encodings, use_tqdm), dtype=np.float64).reshape(len(pairs), 2, -1)
             norms = np.linalg.norm(rows, axis=2).prod(axis=1)
             scores = np.einsum("ij,ij->i", rows[:, 0], rows[:, 1]) / np.where(norms > 0, norms, 1)

@@ -34,8 +34,11 @@ _SPLADES = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"
 # Where modules keep what they make of a text.
 _VECTOR = "sentence_embedding"
 _ON_VECTORS = {"module_input_name": _VECTOR, "module_output_name": _VECTOR}
+_MOST_PROMPTS = 1000
 # Arguments of a chat template that are none: they cut or pad what it gives.
 _CUTTING = {"max_length", "truncation", "padding", "pad_to_multiple_of"}
+# Or have it end elsewhere.
+_CONTINUE = "continue_final_message"
 # And those of a tokenizer that make no other tokens.
 _LENGTHS = _CUTTING | {"padding_side", "return_tensors"}
 
@@ -83,9 +86,9 @@ class LogitScore:
 
 
 @dataclass(frozen=True, slots=True)
-class PairMessages:
-    """How a pair of texts is a chat, of a query and a document: the template's other `arguments`, and whether messages
-    have `parts` instead of a text."""
+class ChatFormat:
+    """How texts are messages of a chat: the template's other `arguments`, and whether messages have `parts` instead of
+    a text."""
 
     parts: bool
     arguments: Mapping[str, Any]
@@ -97,8 +100,9 @@ class SentenceFiles:
 
     Several `poolings` are concatenated; there are none if the folder does not say. `stages` are what is made of the
     pooled vectors one after the other. `max_tokens` counts special tokens; None if the folder does not say. `prompts`
-    go in front of texts, by name, and `default_prompt` names the one that is used unasked. Where `pairs` are chats, it
-    is what the system says in them.
+    go in front of texts, by name, and `default_prompt` names the one that is used unasked. Where texts are messages of
+    a `chat`, a text is what a user says in it, a pair a query and a document, and a prompt what the system says.
+    `judges` is whether texts and pairs get scores or classes.
     """
 
     poolings: tuple[str, ...] = ()
@@ -109,12 +113,8 @@ class SentenceFiles:
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
     logit_score: LogitScore | None = None
-    pairs: PairMessages | None = None
-
-    @property
-    def prompt(self) -> str | None:
-        """The text of the default prompt, if there is one."""
-        return None if self.default_prompt is None else (self.prompts or {})[self.default_prompt]
+    chat: ChatFormat | None = None
+    judges: bool = False
 
     @property
     def num_scores(self) -> int | None:
@@ -141,7 +141,8 @@ class SentenceFiles:
         score = _read_logit_score(folder)
         judges = score is not None or _num_scores(stages) is not None
         judges = judges or (not poolings and is_classifier(read_object(folder / "config.json")))
-        pairs = _read_pairs(settings, score is not None) if judges else None
+        heads = poolings == (SPLADE,) or (judges and not poolings)
+        _check_modality(settings, "logits" if heads else "last_hidden_state", folder)
         return cls(
             poolings,
             stages,
@@ -151,7 +152,8 @@ class SentenceFiles:
             prompts,
             default_prompt,
             score,
-            pairs,
+            _read_chat(settings, judges, score is not None),
+            judges,
         )
 
 
@@ -209,10 +211,21 @@ def _token_id(settings: Mapping[str, Any], name: str, path: Path) -> int:
     return given
 
 
-def _read_pairs(settings: Mapping[str, Any], scores: bool) -> PairMessages | None:
-    """How pairs are chats, by sentence_bert_config.json; None where they are two texts. Raises UnsupportedModel.
+def _check_modality(settings: Mapping[str, Any], output: str, folder: Path) -> None:
+    """Raise UnsupportedModel for a Transformer that takes no texts, or gives other than this `output` of its model."""
+    modalities = optional_object(settings, "modality_config")
+    if modalities and not {"text", "message"}.intersection(modalities):
+        known = clip(", ".join(modalities), 80)
+        raise UnsupportedModel(f"modality_config has {known}; only models that take a text or message are supported")
+    entry = optional_object(modalities, "message" if "message" in modalities else "text")
+    supported = {"method": "forward", "method_output_name": output}
+    _check_fields(entry, supported, folder / "sentence_bert_config.json")
 
-    Where it does not say, those of a language model that `scores` them are.
+
+def _read_chat(settings: Mapping[str, Any], judges: bool, scores: bool) -> ChatFormat | None:
+    """How texts are messages, by sentence_bert_config.json; None where they are texts. Raises UnsupportedModel.
+
+    Where it does not say, those of a language model that `scores` are.
     """
     modalities = optional_object(settings, "modality_config")
     if not ("message" in modalities if modalities else scores):
@@ -221,15 +234,19 @@ def _read_pairs(settings: Mapping[str, Any], scores: bool) -> PairMessages | Non
     if form not in ("flat", "structured"):
         known = "flat and structured are"
         raise UnsupportedModel(f"modality_config: format {clip(repr(form), 80)} is not supported; {known}")
+    if settings.get("do_lower_case"):
+        raise UnsupportedModel("do_lower_case is not supported where modality_config has a message; remove it")
     given = optional_object(settings, "processing_kwargs")
     arguments = dict(optional_object(given, "chat_template"))
-    refused = [name for name, value in given.items() if name != "chat_template" and value]
+    refused = [name for name, value in given.items() if judges and name != "chat_template" and value]
     refused += [f"chat_template.{name}" for name in sorted(_CUTTING.intersection(arguments))]
+    if arguments.pop(_CONTINUE, False):
+        refused.append(f"chat_template.{_CONTINUE}")
     if not arguments.pop("restore_suffix", True):
         refused.append("chat_template.restore_suffix")
     if refused:
         raise UnsupportedModel(f"processing_kwargs: {refused[0]} is not supported; remove it")
-    return PairMessages(form == "structured", arguments)
+    return ChatFormat(form == "structured", arguments)
 
 
 def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
@@ -238,6 +255,9 @@ def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise UnsupportedModel(f"{path}: prompts must be an object of texts, got {clip(repr(prompts), 80)}")
+    if len(prompts) > _MOST_PROMPTS:
+        problem = f"{path}: prompts has {len(prompts)} texts"
+        raise UnsupportedModel(f"{problem}; models of up to {_MOST_PROMPTS} are supported")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         known = clip(", ".join(prompts) or "there are none", 200)
         raise UnsupportedModel(

@@ -14,12 +14,12 @@ import msgspec
 import tokenizers
 from tokenizers import processors
 
-from chairlift.errors import ConfigError, InputTooLong, InvalidRequest, UnsupportedModel
+from chairlift.errors import InputTooLong, InvalidRequest, UnsupportedModel, clip
 from chairlift.folders.end_tokens import special_tokens
 from chairlift.folders.model_json import read_object
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.runners.items import Encoding
-from chairlift.text.pair_template import PairTemplate
+from chairlift.text.message_template import MessageTemplate, MessageTemplates
 from chairlift.text.tokenizer import Tokenizer, encode_all
 
 Side = Literal["left", "right"]
@@ -61,70 +61,157 @@ class TextEncoder:
 
     Special tokens and type ids are what the post-processor in tokenizer.json says, and the token that ends a text is
     there if tokenizer_config.json asks for it; what looks like one in a text is text. A text (or pair) of more than
-    `max_tokens`, special ones counted, is cut, or refused, as the caller asks. Pairs that are chats are what the chat
-    template makes of them, of which only the two texts are ever cut.
+    `max_tokens`, special ones counted, is cut, or refused, as the caller asks. Where texts are messages of a chat, they
+    are what the chat template makes of them, of which only the texts are ever cut. `chars_around` are the most
+    characters that the folder has put around a text or pair: by a prompt, or the template.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_tokens: int, files: SentenceFiles | None = None) -> None:
-        """Read the folder's tokenizer; `files` say whether texts are made lowercase, and whether pairs are chats.
+        """Read the folder's tokenizer; `files` say whether texts are made lowercase or messages, and have its prompts.
 
         Raises UnsupportedModel, and ConfigError for a chat template that leaves no room for texts.
         """
         files = files or SentenceFiles()
         self.max_tokens = max_tokens
         self._lowercase = files.lowercase
+        self._prompts, self._default_prompt = files.prompts or {}, files.default_prompt
         self._tokenizer = Tokenizer.from_folder(folder)
-        pairs = files.pairs
-        self._template = None if pairs is None else PairTemplate(self._tokenizer, pairs, files.prompt)
-        if self._template is not None and self._template.fixed_tokens >= max_tokens:
-            problem = f"the chat template puts {self._template.fixed_tokens} tokens around a pair"
-            raise ConfigError(f"{problem}, which leaves no room for texts in {max_tokens}; raise max_model_len")
+        self._templates: MessageTemplates | None = None
+        self.chars_around = max(map(len, self._prompts.values()), default=0)
+        if files.chat is not None:
+            self._templates = MessageTemplates(self._tokenizer, files.chat, files, max_tokens)
+            self.chars_around = self._templates.most_chars
         _end_texts(self._tokenizer.backend, Path(folder))
         self._backend, self._lengths = self._tokenizer.backend, self._tokenizer.lengths
 
-    def encode_texts(self, texts: Sequence[str], *, truncate: bool | Cut = False) -> list[Encoding]:
-        """Encode texts. Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode."""
-        given = [text.lower() for text in texts] if self._lowercase else list(texts)
-        return self._encode(given, truncate, None)
+    def check_prompt(self, name: str | None) -> None:
+        """Raise InvalidRequest for a prompt that the folder does not have."""
+        if name is not None and name not in self._prompts:
+            known = clip(", ".join(self._prompts) or "none", 200)
+            problem = f"prompt_name {clip(repr(name), 80)} is not one of this model's prompts: {known}"
+            raise InvalidRequest(problem, "prompt_name")
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | Cut = False) -> list[Encoding]:
-        """Encode pairs such as query and document, cutting the longer part first. Raises as `encode_texts`."""
-        given = [(one.lower(), other.lower()) for one, other in pairs] if self._lowercase else list(pairs)
-        return self._encode(given, truncate, self._template)
+    def encode_texts(
+        self, texts: Sequence[str], *, truncate: bool | Cut = False, prompt_name: str | None = None
+    ) -> list[Encoding]:
+        """Encode texts with this prompt of the folder's, or the default one.
 
-    def tokens(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[TextToken]]:
-        """Take texts apart. Raises InvalidRequest if one is no Unicode or too long, or all exceed MAX_TOKENS_TOLD."""
-        given = [text.lower() for text in texts] if self._lowercase else list(texts)
+        Raises InputTooLong if one is and `truncate` is off, InvalidRequest if it is no Unicode.
+        """
+        if not texts:
+            return []
+        name = self._default_prompt if prompt_name is None else prompt_name
+        template = None if self._templates is None else self._templates.of_text(name)
+        return self._encode(self._given(texts, name, template), truncate, template)
+
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        truncate: bool | Cut = False,
+        template: MessageTemplate | None = None,
+    ) -> list[Encoding]:
+        """Encode pairs such as query and document, cutting the longer part first. Raises as `encode_texts`.
+
+        `template` is what `instructed` gives, where there is an instruction.
+        """
+        if template is None and self._templates is not None:
+            template = self._templates.of_pair()
+        if template is not None:
+            trimmed = (template.trimmed(*pair) for pair in pairs)
+            return self._encode([(one, other) for one, other in trimmed], truncate, template)
+        firsts = self._given([one for one, _ in pairs], self._default_prompt)
+        seconds = self._given([other for _, other in pairs])
+        return self._encode(list(zip(firsts, seconds, strict=True)), truncate, None)
+
+    def instructed(self, instruction: str) -> MessageTemplate:
+        """The template of pairs with an instruction in the place of the folder's. Raises InvalidRequest."""
+        if self._templates is None:
+            problem = "this model takes no instruction, since its texts go through no chat template; leave it out"
+            raise InvalidRequest(problem, "instruction")
+        if _size(instruction) > self._most_chars:
+            raise InvalidRequest(f"instruction has more than {self._most_chars} characters; shorten it", "instruction")
+        return self._templates.instructed(instruction)
+
+    def tokens(
+        self, texts: Sequence[str], add_special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[TextToken]]:
+        """Take texts apart, behind this prompt of the folder's, if any.
+
+        Raises InvalidRequest if one is no Unicode or too long, or all exceed MAX_TOKENS_TOLD.
+        """
+        template = self._template_told(add_special_tokens, prompt_name)
+        texts = [self._prefix(prompt_name) + text for text in texts]
+        given = self._given(texts, template=template)
         self._refuse_large(given)
-        backend, ids_of = self._backend_for(given)
+        backend, ids_of = self._backend_for(given, template)
+        marked = backend is not self._backend
+        written = given if template is None else [template.prompt(text, marked) for text in given]
         encodings: list[tokenizers.Encoding] = []
         number = 0
-        for some in _slices(given):
+        for some in _slices(written):
             try:
                 # The fast call does not say where tokens are.
-                encodings += backend.encode_batch(some, add_special_tokens=add_special_tokens)
+                encodings += backend.encode_batch(some, add_special_tokens=add_special_tokens and template is None)
             except (TypeError, UnicodeError) as error:
                 raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "inputs") from error
             number += sum(map(len, encodings[-len(some) :]))
             if number > MAX_TOKENS_TOLD:
                 raise InvalidRequest(f"the texts have more than {MAX_TOKENS_TOLD} tokens; send fewer", "inputs")
-        return [self._told(*each, ids_of) for each in zip(texts, given, encodings, strict=True)]
+        places = [None if template is None else template.places(text, marked)[0] for text in given]
+        return [self._told(*each, ids_of) for each in zip(texts, given, places, encodings, strict=True)]
+
+    def _template_told(self, add_special_tokens: bool, prompt_name: str | None) -> MessageTemplate | None:
+        """The template of texts that are taken apart; None if it is not to be there, or is for pairs alone."""
+        if self._templates is None:
+            return None
+        if not add_special_tokens:
+            if prompt_name is not None:
+                problem = "prompt_name is what the system says in the chat template, which is left out without"
+                raise InvalidRequest(f"{problem} add_special_tokens; set that, or leave prompt_name out", "prompt_name")
+            return None
+        if prompt_name is None and not self._templates.takes_texts:
+            return None
+        return self._templates.of_text(prompt_name)
+
+    def _prefix(self, prompt_name: str | None) -> str:
+        """What a prompt puts before a text; nothing where it is a message of its own."""
+        return "" if prompt_name is None or self._templates is not None else self._prompts[prompt_name]
+
+    def _given(
+        self, texts: Sequence[str], prompt_name: str | None = None, template: MessageTemplate | None = None
+    ) -> list[str]:
+        """Texts as they are to be encoded."""
+        prefix = self._prefix(prompt_name)
+        given = [prefix + text for text in texts]
+        if template is not None:
+            given = [template.trimmed(text)[0] for text in given]
+        return [text.lower() for text in given] if self._lowercase else given
 
     def _told(
         self,
         text: str,
         given: str,
+        place: tuple[int, int] | None,
         encoding: tokenizers.Encoding,
         ids_of: Callable[[tokenizers.Encoding], list[int]],
     ) -> list[TextToken]:
-        """The tokens of what was `given` for a text, and where they are in the text."""
+        """The tokens of what was `given` for a text, and where they are in the text; `place` is where it is in a
+        prompt, if that was encoded."""
         offsets: Sequence[tuple[int, int]] = encoding.offsets
-        if len(given) != len(text):
+        around: Sequence[int] = encoding.special_tokens_mask
+        if place is not None:
+            begin, end = place
+            around = [stop <= begin or start >= end for start, stop in offsets]
+            # The template may have trimmed the text.
+            shift = text.find(given) - begin
+            offsets = [(max(start, begin) + shift, min(stop, end) + shift) for start, stop in offsets]
+        elif len(given) != len(text):
             # Few letters have small ones of more than one character.
             places = [place for place, letter in enumerate(text) for _ in letter.lower()] + [len(text)]
             ends = [0, *(place + 1 for place in places)]
             offsets = [(places[start], max(ends[stop], places[start])) for start, stop in offsets]
-        found = zip(ids_of(encoding), encoding.special_tokens_mask, offsets, strict=True)
+        found = zip(ids_of(encoding), around, offsets, strict=True)
         return [
             TextToken(token_id, self._tokenizer.token_text(token_id), True, None, None)
             if added
@@ -139,20 +226,21 @@ class TextEncoder:
         return self._tokenizer.decode(ids, skip_special_tokens)
 
     def _backend_for(
-        self, given: Sequence[str | tuple[str, str]]
+        self, given: Sequence[str | tuple[str, str]], template: MessageTemplate | None
     ) -> tuple[tokenizers.Tokenizer, Callable[[tokenizers.Encoding], list[int]]]:
         """The tokenizer for texts, in which what looks like a special token is text, and what has its tokens' ids."""
-        if any(map(self._tokenizer.has_special, chain.from_iterable(map(_parts, given)))):
+        instructed = template is not None and template.has_special
+        if instructed or any(map(self._tokenizer.has_special, chain.from_iterable(map(_parts, given)))):
             return self._tokenizer.lookalikes.backend, self._tokenizer.lookalikes.ids
         return self._backend, attrgetter("ids")
 
     def _encode(
-        self, given: Sequence[str | tuple[str, str]], truncate: bool | Cut, template: PairTemplate | None
+        self, given: Sequence[str | tuple[str, str]], truncate: bool | Cut, template: MessageTemplate | None
     ) -> list[Encoding]:
         cut = truncate if isinstance(truncate, Cut) else Cut()
         limit = self.max_tokens if cut.length is None else min(cut.length, self.max_tokens)
         if template is not None and limit <= template.fixed_tokens:
-            problem = f"a pair can't be cut to {limit} tokens, since the chat template puts {template.fixed_tokens}"
+            problem = f"an input can't be cut to {limit} tokens, since the chat template puts {template.fixed_tokens}"
             raise InvalidRequest(f"{problem} around it; ask for more", "input")
         # Above this many tokens it takes a closer look: a second part may be too long in an input that is not.
         harmless = limit if cut.second is None else min(limit, cut.second)
@@ -164,11 +252,11 @@ class TextEncoder:
         except (TypeError, UnicodeError) as error:
             raise InvalidRequest("a text is not valid Unicode (it holds a lone surrogate?)", "input") from error
         self._refuse_large(given)
-        backend, ids_of = self._backend_for(given)
+        backend, ids_of = self._backend_for(given, template)
         marked = backend is not self._backend
         texts: Sequence[str | tuple[str, str]] = given
         if template is not None:
-            texts = [template.prompt(_pair(text), marked) for text in given]
+            texts = [template.prompt(text, marked) for text in given]
         found = []
         encodings = chain.from_iterable(encode_all(backend, some, template is None) for some in _slices(texts))
         for index, encoding in enumerate(encodings):
@@ -177,7 +265,7 @@ class TextEncoder:
                 raise InputTooLong(message, "input", index)
             ids, types = ids_of(encoding), encoding.type_ids
             if len(encoding) > harmless:
-                parts = encoding.sequence_ids if template is None else template.parts(_pair(given[index]), marked)
+                parts = encoding.sequence_ids if template is None else template.parts(given[index], marked)
                 kept = _kept(parts, limit, cut)
                 ids, types = list(compress(ids, kept)), list(compress(types, kept))
             found.append(Encoding(ids, types if any(types) else None))
@@ -303,11 +391,6 @@ def _normalized_size(text: str) -> int:
 
 def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text
-
-
-def _pair(text: str | tuple[str, str]) -> tuple[str, str]:
-    assert isinstance(text, tuple), "a template is of pairs"
-    return text
 
 
 def _kept(parts: Sequence[int | None], limit: int, cut: Cut) -> list[bool]:

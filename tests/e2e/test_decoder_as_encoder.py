@@ -177,7 +177,7 @@ def test_rerank(server: Server) -> None:
 
 
 @torch.no_grad()
-def judged(query: str, document: str, max_length: int) -> float:
+def judged(query: str, document: str, max_length: int, instruction: str = "find foxes") -> float:
     """As the model card of Qwen3-Reranker computes it."""
     backend = build("bytelevel")
 
@@ -186,7 +186,7 @@ def judged(query: str, document: str, max_length: int) -> float:
         return found
 
     prefix, suffix = ids(JUDGE_PREFIX), ids(JUDGE_SUFFIX)
-    pair = ids(f"<Instruct>: find foxes\n<Query>: {query}\n<Document>: {document}")
+    pair = ids(f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}")
     pair = pair[: max_length - len(prefix) - len(suffix)]
     scores = reference_model("qwen3")(torch.tensor([prefix + pair + suffix])).logits[0, -1]
     true_id, false_id = JUDGE_IDS
@@ -204,6 +204,9 @@ def test_a_language_model_reranks_by_its_logits(server: Server) -> None:
     body = {"model": "judge", "query": "quick foxes?", "texts": documents, "truncate": True}
     ranks = server.http.post("/rerank", json=body).json()
     assert near([each["score"] for each in ranks], sorted(wanted, reverse=True))
+    body = {"model": "judge", "query": "quick foxes?", "documents": ["the fox"], "instruction": "see words"}
+    (result,) = server.http.post("/v1/rerank", json=body).json()["results"]
+    assert near(result["relevance_score"], judged("quick foxes?", "the fox", 160, "see words"))
     refused = server.http.post("/v1/rerank", json={"model": "chat", "query": "a", "documents": ["b"]})
     assert (refused.status_code, "has a LogitScore module" in refused.text) == (400, True)
 

@@ -1,5 +1,6 @@
 """The library with models that embed, classify and compare."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import chairlift
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.runners.encoder.runner import EncoderRunner
+from chairlift.runners.items import Encoding
 from chairlift.text.encoding import TextEncoder
 
 TEXTS = ["hello world", "the quick brown fox sees words", "hello", "the fox " * 20]
@@ -70,6 +72,33 @@ def test_each_model_does_what_it_is_for(folder: Path) -> None:
     for generate in (lambda: llm.generate("x"), lambda: llm.chat([{"role": "user", "content": "x"}])):
         with pytest.raises(InvalidRequest, match="generates nothing"):
             generate()
+    llm.close()
+
+
+def test_texts_that_are_messages(tmp_path: Path) -> None:
+    """Tokens are those of transformers' chat template, and vectors those of these tokens."""
+    transformers = pytest.importorskip("transformers")
+    from support.encoder_factory import expected_states, sentence_folder
+
+    folder = sentence_folder(tmp_path / "m", encoder_folder("qwen3"), [("Pooling", {"pooling_mode": "lasttoken"})])
+    build("bytelevel").save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    prompts = {"prompts": {"query": "find foxes"}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    form = {"method": "forward", "method_output_name": "last_hidden_state"}
+    settings = {"modality_config": {"text": form, "message": form | {"format": "flat"}}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    texts = TEXTS[:2]
+    chats = [[{"role": "system", "content": "find foxes"}, {"role": "user", "content": text}] for text in texts]
+    ids = [reference.apply_chat_template(chat, chat_template=template, return_dict=False) for chat in chats]
+    llm = chairlift.LLM(folder, kind="encoder", dtype="float32", num_threads=1)
+    found = llm.embed(texts, use_tqdm=False)
+    assert [each.prompt_token_ids for each in found] == ids
+    wanted = [states[-1] for states in expected_states(folder, list(map(Encoding, ids)))]
+    np.testing.assert_allclose([each.outputs.embedding for each in found], wanted, atol=2e-4)
+    assert llm.score(*texts, use_tqdm=False)[0].prompt_token_ids == [*ids[0], *ids[1]]
     llm.close()
 
 

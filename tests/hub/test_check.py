@@ -96,6 +96,12 @@ def test_what_it_says_of_a_language_model_that_reranks(capsys: pytest.CaptureFix
     assert rows["model"] == "qwen3: scores pairs of texts"
     assert rows["score"] == "the logit of token 7 as the next one less that of 9"
     assert rows["pairs"] == "as chats of a query and a document, by the folder's chat template"
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    (folder / "sentence_bert_config.json").write_text('{"modality_config": {"message": {}}}')
+    assert told(capsys, str(folder))["texts"] == "as what a user says in a chat, by the folder's chat template"
 
 
 def test_what_it_says_of_a_model_that_reads_images_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from support.model_factory import edited_folder, model_folder, randomize
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, InvalidRequest, UnsupportedModel
 from chairlift.folders.kind import is_encoder
-from chairlift.folders.sentence_files import POOLINGS, PairMessages, SentenceFiles
+from chairlift.folders.sentence_files import POOLINGS, ChatFormat, SentenceFiles
 from chairlift.runners.check_model import check_model
 from chairlift.runners.encoder import runner as encoder_runner
 from chairlift.runners.encoder.runner import EncoderRunner
@@ -81,7 +81,7 @@ def test_vectors_of_tokens_are_those_of_the_backbone(ops: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ops", ["reference", "auto"])
-@pytest.mark.parametrize("variant", ["bert", "bert_tanh", "roberta", "distilbert", "mpnet"])
+@pytest.mark.parametrize("variant", ["bert", "bert_tanh", "roberta", "distilbert", "mpnet", "gte"])
 def test_splade_weighs_words(variant: str, ops: str, tmp_path: Path) -> None:
     folder = splade_folder(tmp_path / "model", variant)
     runner = load(folder, ops=ops)
@@ -394,6 +394,7 @@ def test_a_classifier_needs_no_pooling(tmp_path: Path) -> None:
     [
         ({"prompts": ["query: "]}, "prompts must be an object of texts"),
         ({"prompts": {"query": None}}, "prompts must be an object of texts"),
+        ({"prompts": {str(name): "q: " for name in range(1001)}}, "prompts has 1001 texts; models of up to 1000 are"),
         ({"default_prompt_name": "query"}, "'query' must be one of the prompts: there are none"),
         ({"prompts": {"query": "q: "}, "default_prompt_name": 3}, "3 must be one of the prompts: query"),
     ],
@@ -412,31 +413,53 @@ def with_settings(folder: Path, **settings: Any) -> SentenceFiles:
     return SentenceFiles.read(folder)
 
 
-def test_whose_pairs_are_chats(tmp_path: Path) -> None:
+def test_whose_texts_are_messages(tmp_path: Path) -> None:
     chats = {"modality_config": {"text": {}, "message": {"format": "structured"}}}
     score = [("LogitScore", {"true_token_id": 1})]
     judge = sentence_folder(tmp_path / "judge", model_folder("llama"), score)
-    assert SentenceFiles.read(judge).pairs == PairMessages(parts=False, arguments={})
-    assert with_settings(judge, modality_config={"text": {}}).pairs is None
+    assert SentenceFiles.read(judge).chat == ChatFormat(parts=False, arguments={})
+    assert SentenceFiles.read(judge).judges
+    assert with_settings(judge, modality_config={"text": {}}).chat is None
     arguments = {"add_generation_prompt": True, "restore_suffix": True}
     found = with_settings(judge, **chats, processing_kwargs={"chat_template": arguments, "text": {}})
-    assert found.pairs == PairMessages(parts=True, arguments={"add_generation_prompt": True})
-    # A classification head goes by what is said, and what embeds has no pairs.
+    assert found.chat == ChatFormat(parts=True, arguments={"add_generation_prompt": True})
+    # A classification head goes by what is said.
     head = sentence_folder(tmp_path / "head", encoder_folder("qwen2", 1))
     (head / "modules.json").unlink()
-    assert with_settings(head).pairs is None
-    assert with_settings(head, **chats).pairs == PairMessages(parts=True, arguments={})
+    assert with_settings(head).chat is None
+    assert with_settings(head, **chats).chat == ChatFormat(parts=True, arguments={})
     pooled = sentence_folder(tmp_path / "pooled", model_folder("llama"), [("Pooling", {})])
-    assert with_settings(pooled, **chats, processing_kwargs={"text": {"padding": True}}).pairs is None
+    found = with_settings(pooled, **chats, processing_kwargs={"text": {"padding": True}, "image": {"size": 9}})
+    assert (found.chat, found.judges) == (ChatFormat(parts=True, arguments={}), False)
+    assert with_settings(pooled).chat is None
     for settings, named in (
         ({"modality_config": {"message": {"format": "odd"}}}, "format 'odd'"),
         ({"processing_kwargs": {"text": {"max_length": 9}}}, "text is not supported"),
         ({"processing_kwargs": {"chat_template": {"max_length": 9}}}, "chat_template.max_length is not supported"),
         ({"processing_kwargs": {"chat_template": {"restore_suffix": False}}}, "chat_template.restore_suffix"),
+        ({"processing_kwargs": {"chat_template": {"continue_final_message": True}}}, "continue_final_message is not"),
+        ({"do_lower_case": True}, "do_lower_case is not supported where modality_config has a message"),
         ({"modality_config": [1]}, "modality_config must be an object"),
     ):
         with pytest.raises(UnsupportedModel, match=named):
             with_settings(judge, **settings)
+
+
+@pytest.mark.parametrize(
+    ("modalities", "named"),
+    [
+        ({"image": {}, "audio": {}}, "modality_config has image, audio; only models that take a text or message"),
+        ({"text": {"method": "get_text_features"}}, "method = 'get_text_features' is not supported, only 'forward'"),
+        ({"text": {"method_output_name": "pooler_output"}}, "'pooler_output' is not supported, only 'last"),
+        ({"text": {}, "message": {"method_output_name": ["hidden_states", 1]}}, "only 'last_hidden_state'"),
+    ],
+)
+def test_other_than_texts_is_refused_by_name(modalities: Any, named: str, tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "model", encoder_folder("bert"), [("Pooling", {})])
+    with pytest.raises(UnsupportedModel, match=named):
+        with_settings(folder, modality_config=modalities)
+    form = {"method": "forward", "method_output_name": "last_hidden_state"}
+    assert with_settings(folder, modality_config={"text": form, "image": {"method": "other"}}).chat is None
 
 
 def test_what_is_an_encoder(tmp_path: Path) -> None:

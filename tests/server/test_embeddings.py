@@ -17,6 +17,8 @@ from support.items_harness import (
     Listening,
     LocalDispatcher,
     adder,
+    chat_encoder,
+    chat_ids,
     embedder,
     embedding,
     function,
@@ -288,6 +290,37 @@ def test_rubbish_is_400(case: Case, raw: bytes) -> None:
     answer = case.http.post("/v1/embeddings", content=raw, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_texts_that_are_messages() -> None:
+    """On every route what the chat template makes of a text and the folder's prompt."""
+    service, dispatcher = embedder("chat", encoder=chat_encoder(judges=False))
+    with listening(service) as server, httpx.Client(base_url=server.url) as http:
+        for path, body in (
+            ("/v1/embeddings", {"input": "world"}),
+            ("/pooling", {"input": ["world"]}),
+            ("/pooling", {"input": "world", "task": "token_embed"}),
+            ("/embed", {"inputs": "world"}),
+            ("/embed", {"inputs": "world", "prompt_name": "it"}),
+            ("/embed_all", {"inputs": ["world"]}),
+            ("/v1/score", {"text_1": "world", "text_2": "world"}),
+            ("/similarity", {"inputs": {"source_sentence": "world", "sentences": ["world"]}}),
+            ("/v1/models/chat:predict", {"instances": ["world"]}),
+        ):
+            dispatcher.submitted.clear()
+            answer = http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            found = [each["payload"].token_ids for each in dispatcher.submitted]
+            assert found == [chat_ids(system="hello", user="world")] * len(found), path
+            assert found
+        dispatcher.submitted.clear()
+        assert http.post("/embed", json={"inputs": "world", "prompt_name": "none"}).status_code == 200
+        assert http.post("/v1/embeddings", json={"input": chat_ids(user="fox")}).status_code == 200
+        found = [each["payload"].token_ids for each in dispatcher.submitted]
+        assert found == [chat_ids(user="world"), chat_ids(user="fox")]
+        (told,) = http.post("/tokenize", json={"inputs": ["world"], "prompt_name": "it"}).json()
+        assert [each["id"] for each in told] == chat_ids(system="hello", user="world")
+        assert [each["text"] for each in told if each["start"] is not None] == ["world"]
 
 
 def test_a_default_prompt_comes_unasked() -> None:

@@ -11,6 +11,8 @@ from support.items_harness import (
     MAX_TOKENS,
     Listening,
     adder,
+    chat_encoder,
+    chat_ids,
     classifier,
     embedder,
     embedding,
@@ -124,6 +126,9 @@ def test_long_documents_are_cut(server: Listening) -> None:
         ({"truncate_prompt_tokens": MAX_TOKENS + 1}, "truncate_prompt_tokens"),
         ({"max_chunks_per_doc": 10}, "max_chunks_per_doc"),
         ({"relevant_spans": {}}, "relevant_spans"),
+        ({"instruction": "find"}, "takes no instruction"),
+        ({"instruction": ""}, "instruction must not be empty"),
+        ({"instruction": "x" * 2**21}, "instruction has 2097152 characters, which beside 3 others"),
         ({"wrong": 1}, "wrong"),
         ({"priority": 2**40}, "priority"),
         ({"model": "adder"}, "`adder` is a tensor model; /v1/rerank needs a reranker"),
@@ -135,6 +140,30 @@ def test_bad_values_are_refused_by_name(server: Listening, body: dict[str, Any],
     assert answer.status_code == 400
     assert word in answer.json()["message"]
     assert answer.json()["detail"] == answer.json()["message"]
+
+
+def test_an_instruction_is_what_the_system_says() -> None:
+    service, dispatcher = reranker("judge", chat_encoder(judges=True))
+    dispatcher.compute = lambda payloads: [np.zeros(1, dtype=np.float32) for _ in payloads]
+    with listening(service) as it:
+        for path, body in (
+            ("/v1/rerank", {"query": "fox", "documents": ["world"]}),
+            ("/rerank", {"query": "fox", "documents": ["world"]}),
+            ("/v1/score", {"text_1": "fox", "text_2": "world"}),
+        ):
+            for more, said in (({}, "hello"), ({"instruction": "the quick"}, "the quick")):
+                dispatcher.submitted.clear()
+                answer = post(it, path, **body, **more)
+                assert answer.status_code == 200, answer.text
+                found = [each["payload"].token_ids for each in dispatcher.submitted]
+                assert found == [chat_ids(system=said, query="fox", document="world")]
+        refused = post(it, "/v1/rerank", query="fox", documents=["world"], instruction="fox " * MAX_TOKENS)
+        assert (refused.status_code, "but the model takes 40; shorten it" in refused.text) == (400, True)
+
+
+def test_an_instruction_for_an_embedder_is_refused(server: Listening) -> None:
+    refused = post(server, "/v1/score", model="embedder", text_1="fox", text_2="fox", instruction="find")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruction")
 
 
 def test_documents_are_counted_before_anything_is_made_of_them() -> None:

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallResult, OnParts
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.folders.sentence_files import ChatFormat, SentenceFiles
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 from chairlift.server.app import create_app
 from chairlift.server.batches.service import Batches
@@ -90,7 +92,7 @@ class LocalDispatcher(Dispatcher):
 
 
 @functools.cache
-def encoder(max_tokens: int = MAX_TOKENS) -> TextEncoder:
+def encoder(max_tokens: int = MAX_TOKENS, default_prompt: str | None = None) -> TextEncoder:
     backend = build("wordpiece")
     ids = [(token, backend.token_to_id(token)) for token in ("<s>", "<|end|>")]
     backend.post_processor = processors.TemplateProcessing(
@@ -98,7 +100,30 @@ def encoder(max_tokens: int = MAX_TOKENS) -> TextEncoder:
     )
     with tempfile.TemporaryDirectory() as folder:
         backend.save(f"{folder}/tokenizer.json")
-        return TextEncoder(folder, max_tokens)
+        files = SentenceFiles(prompts={"query": "hello "}, default_prompt=default_prompt)
+        return TextEncoder(folder, max_tokens, files)
+
+
+# A chat of any roles.
+CHAT = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}<|end|>{% endfor %}"
+
+
+def chat_encoder(judges: bool, max_tokens: int = MAX_TOKENS) -> TextEncoder:
+    """An encoder whose texts, or pairs, are messages of a chat, in which by default the system says hello."""
+    files = SentenceFiles(
+        prompts={"it": "hello", "none": ""}, default_prompt="it", chat=ChatFormat(False, {}), judges=judges
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        build("wordpiece").save(f"{folder}/tokenizer.json")
+        Path(folder, "chat_template.jinja").write_text(CHAT)
+        return TextEncoder(folder, max_tokens, files)
+
+
+def chat_ids(**said: str) -> list[int]:
+    """The tokens of what each role says in such a chat."""
+    prompt = "".join(f"<s>{role} {text}<|end|>" for role, text in said.items())
+    ids: list[int] = build("wordpiece").encode(prompt, add_special_tokens=False).ids
+    return ids
 
 
 def ids_of(text: str) -> list[int]:
@@ -138,8 +163,8 @@ def embedder(name: str = "embedder", **more: Any) -> tuple[ItemService, LocalDis
     )
     limits = {"max_waiting": more.pop("max_waiting")} if "max_waiting" in more else {}
     dispatcher = LocalDispatcher(lambda payloads: [embedded(each) for each in payloads], **limits)
-    prompts = {"query": "hello "}
-    return ItemService(name, dispatcher, info=info, encoder=encoder(), prompts=prompts, **more), dispatcher
+    made = more.pop("encoder", None) or encoder(default_prompt=more.pop("default_prompt", None))
+    return ItemService(name, dispatcher, info=info, encoder=made, **more), dispatcher
 
 
 def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -151,10 +176,10 @@ def relevance(payload: Encoding) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.array([len(parts[0] & parts[1]) - 1], dtype=np.float32)
 
 
-def reranker(name: str = "reranker") -> tuple[ItemService, LocalDispatcher]:
+def reranker(name: str = "reranker", made: TextEncoder | None = None) -> tuple[ItemService, LocalDispatcher]:
     info = ItemInfo(task="rerank", device="cpu", dtype="float32", max_tokens=MAX_TOKENS, labels=("relevant",))
     dispatcher = LocalDispatcher(lambda payloads: [relevance(each) for each in payloads])
-    return ItemService(name, dispatcher, info=info, encoder=encoder()), dispatcher
+    return ItemService(name, dispatcher, info=info, encoder=made or encoder()), dispatcher
 
 
 def classifier(name: str = "classifier") -> tuple[ItemService, LocalDispatcher]:

@@ -10,7 +10,7 @@ from support.text_tokenizers import KINDS, build
 from tokenizers import processors
 
 from chairlift.errors import ConfigError, InputTooLong, InvalidRequest, UnsupportedModel
-from chairlift.folders.sentence_files import PairMessages, SentenceFiles
+from chairlift.folders.sentence_files import ChatFormat, SentenceFiles
 from chairlift.text import encoding
 from chairlift.text.encoding import Cut, TextEncoder
 from chairlift.text.tokenizer import Tokenizer, encode_all
@@ -244,17 +244,24 @@ DOCUMENT_FIRST = (
 )
 
 
-def judging(
-    target: Path, kind: str, template: str, max_tokens: int = 100, prompt: str | None = None, **pairs: Any
+def chatting(
+    target: Path,
+    kind: str,
+    template: str,
+    max_tokens: int = 100,
+    prompt: str | None = None,
+    judges: bool = True,
+    **chat: Any,
 ) -> Any:
-    """An encoder whose pairs are chats, and transformers' tokenizer with the same template."""
+    """An encoder whose texts or pairs are chats, and transformers' tokenizer with the same template."""
     transformers = pytest.importorskip("transformers")
     build(kind).save(str(target / "tokenizer.json"))
     (target / "chat_template.jinja").write_text(template)
     files = SentenceFiles(
-        prompts={} if prompt is None else {"it": prompt},
+        prompts={"none": ""} if prompt is None else {"it": prompt, "none": ""},
         default_prompt=None if prompt is None else "it",
-        pairs=PairMessages(**{"parts": False, "arguments": {}} | pairs),
+        chat=ChatFormat(**{"parts": False, "arguments": {}} | chat),
+        judges=judges,
     )
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(target / "tokenizer.json"))
     reference.chat_template = template
@@ -267,13 +274,13 @@ CHATS = [*PAIRS[:2], ("hello?", " the 漢字 fox\n "), ("Hello  world", "")]
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_that_are_chats(kind: str, tmp_path: Path) -> None:
     """As sentence-transformers has transformers render and tokenize them."""
-    encoder, reference = judging(tmp_path, kind, QUERY_FIRST, prompt="find", arguments={"add_generation_prompt": True})
+    encoder, reference = chatting(tmp_path, kind, QUERY_FIRST, prompt="find", arguments={"add_generation_prompt": True})
     for pair, found in zip(CHATS, encoder.encode_pairs(CHATS), strict=True):
         chat = [{"role": "system", "content": "find"}]
         chat += [{"role": role, "content": text} for role, text in zip(("query", "document"), pair, strict=True)]
         assert found.token_ids == reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         assert found.type_ids is None
-    encoder, reference = judging(tmp_path, kind, DOCUMENT_FIRST, parts=True)
+    encoder, reference = chatting(tmp_path, kind, DOCUMENT_FIRST, parts=True)
     for pair, found in zip(CHATS, encoder.encode_pairs(CHATS), strict=True):
         parts = [[{"type": "text", "text": text}] for text in pair]
         chat = [{"role": role, "content": part} for role, part in zip(("query", "document"), parts, strict=True)]
@@ -283,7 +290,7 @@ def test_pairs_that_are_chats(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("template", [QUERY_FIRST, DOCUMENT_FIRST])
 def test_of_pairs_that_are_chats_only_the_texts_are_cut(template: str, side: Any, tmp_path: Path) -> None:
-    encoder, _ = judging(tmp_path, "bytelevel", template, 40, parts=template is DOCUMENT_FIRST)
+    encoder, _ = chatting(tmp_path, "bytelevel", template, 40, parts=template is DOCUMENT_FIRST)
     backend, query, document = build("bytelevel"), "the fox 漢", "hello world " * 40 + "😀" * 9
     (fixed,) = encoder.encode_pairs([("", "")])
     for forged in ("", "<|end|>"):
@@ -306,7 +313,7 @@ def test_of_pairs_that_are_chats_only_the_texts_are_cut(template: str, side: Any
 
 
 @pytest.mark.parametrize(
-    ("template", "pairs", "message"),
+    ("template", "chat", "message"),
     [
         (
             "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
@@ -321,6 +328,151 @@ def test_of_pairs_that_are_chats_only_the_texts_are_cut(template: str, side: Any
     ],
     ids=str,
 )
-def test_templates_that_are_not_for_pairs(template: str, pairs: Any, message: str, tmp_path: Path) -> None:
+def test_templates_that_are_not_for_pairs(template: str, chat: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises((UnsupportedModel, ConfigError), match=message):
-        judging(tmp_path, "bytelevel", template, **pairs)
+        chatting(tmp_path, "bytelevel", template, **chat)
+
+
+USER = (
+    "<s>{% for m in messages %}{{ m.role }}: {{ m.content | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>it:{% endif %}"
+)
+PARTS = "{% for m in messages %}<s>{{ m.role }}{% for p in m.content %} {{ p.text }}{% endfor %}<|end|>{% endfor %}"
+SAID = [*TEXTS[:3], " the 漢字 fox\n ", "<"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_that_are_messages(kind: str, tmp_path: Path) -> None:
+    """As sentence-transformers has transformers render and tokenize them, with a prompt as what the system says."""
+    arguments = {"add_generation_prompt": True}
+    encoder, reference = chatting(tmp_path, kind, USER, prompt="find", judges=False, arguments=arguments)
+    for name, said in (("it", "find"), (None, "find"), ("none", "")):
+        for text, found in zip(SAID, encoder.encode_texts(SAID, prompt_name=name), strict=True):
+            chat = [{"role": "system", "content": said}] if said else []
+            chat.append({"role": "user", "content": text})
+            assert found.token_ids == reference.apply_chat_template(chat, **arguments, return_dict=False)
+            assert found.type_ids is None
+    encoder, reference = chatting(tmp_path, kind, PARTS, judges=False, parts=True)
+    for text, found in zip(SAID, encoder.encode_texts(SAID), strict=True):
+        chat = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+        assert found.token_ids == reference.apply_chat_template(chat, return_dict=False)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_of_messages_only_the_text_is_cut(side: Any, tmp_path: Path) -> None:
+    encoder, reference = chatting(tmp_path, "bytelevel", USER, 40, "find", judges=False)
+    text = " \n" * 50 + "hello world " * 40
+    chat = [{"role": "system", "content": "find"}, {"role": "user", "content": text}]
+    whole = reference.apply_chat_template(chat, return_dict=False)
+    (found,) = encoder.encode_texts([text], truncate=Cut(side=side))
+    assert len(found.token_ids) == 40
+    end = build("bytelevel").encode("<|end|>\n", add_special_tokens=False).ids
+    if side == "right":
+        assert found.token_ids == [*whole[: 40 - len(end)], *end]
+    else:
+        begin = build("bytelevel").encode("<s>system: find<|end|>\nuser:", add_special_tokens=False).ids
+        assert found.token_ids == [*begin, *whole[len(begin) - 40 :]]
+    with pytest.raises(InputTooLong, match=r"an input has .* tokens, but the model takes 40"):
+        encoder.encode_texts([text])
+
+
+def test_what_a_template_has_in_one_token_with_a_text_is_not_cut_off(tmp_path: Path) -> None:
+    encoder, reference = chatting(tmp_path, "bytelevel", "{{ messages[0].content }}lo<|end|>", 20, judges=False)
+    text = "fox " * 60 + "hel"
+    assert len(reference.encode(" hello")) < len(reference.encode(" hel") + reference.encode("lo"))
+    (found,) = encoder.encode_texts([text], truncate=Cut())
+    assert len(found.token_ids) == 20
+    assert reference.decode(found.token_ids).endswith(" hello<|end|>")
+
+
+def test_messages_are_told_token_by_token(tmp_path: Path) -> None:
+    encoder, _ = chatting(tmp_path, "bytelevel", USER, prompt="find", judges=False)
+    for text in (" hello <|end|> fox ", "漢 fox"):
+        (told,) = encoder.tokens([text], prompt_name="it")
+        assert [each.id for each in told] == encoder.encode_texts([text])[0].token_ids
+        said = [each for each in told if each.start is not None]
+        told_of = {place for each in said for place in range(each.start, each.stop)}
+        assert told_of == set(range(text.index(text.strip()), len(text.rstrip())))
+        assert all(each.text == text[each.start : each.stop] for each in said)
+        assert all(each.special for each in told if each.start is None)
+        (bare,) = encoder.tokens([text.strip()], add_special_tokens=False)
+        assert {place for each in bare for place in range(each.start, each.stop)} == set(range(len(text.strip())))
+
+
+def test_of_a_template_for_pairs_alone_a_text_is_told_without_it(tmp_path: Path) -> None:
+    encoder, reference = chatting(tmp_path, "bytelevel", QUERY_FIRST, prompt="find")
+    (told,) = encoder.tokens(["hello world"])
+    assert [each.id for each in told] == reference.encode("hello world", add_special_tokens=False)
+    with pytest.raises(InvalidRequest, match="no place for the role user"):
+        encoder.tokens(["hello"], prompt_name="it")
+    encoder, _ = chatting(tmp_path, "bytelevel", USER, prompt="find", judges=False)
+    with pytest.raises(InvalidRequest, match="set that, or leave prompt_name out"):
+        encoder.tokens(["hello"], add_special_tokens=False, prompt_name="it")
+
+
+def test_what_takes_long_to_render_or_tokenize_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"puts .* characters around a text"):
+        chatting(tmp_path, "bytelevel", "{{ 'x' * 200000 }}{{ messages[0].content }}", judges=False)
+    files = SentenceFiles(prompts={str(name): "" for name in range(101)}, chat=ChatFormat(False, {}))
+    with pytest.raises(UnsupportedModel, match="101 prompts are too many for texts that are messages; up to 100"):
+        TextEncoder(tmp_path, 100, files)
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(UnsupportedModel, match="no chat template: texts that are messages need a chat_template"):
+        TextEncoder(tmp_path, 100, SentenceFiles(chat=ChatFormat(False, {})))
+
+
+def test_templates_that_are_not_for_texts(tmp_path: Path) -> None:
+    """They are refused where a model embeds, and only when they are needed where it judges pairs."""
+    for template, chat, message in (
+        (QUERY_FIRST, {}, "no place for the role user: texts that are messages need a chat_template.jinja"),
+        ("{{ messages[0].content | upper }}", {}, "changes user; only trimming is supported"),
+        ("{{ messages[0].content }}" * 2, {}, "no place for the role user"),
+        ("{{ messages[0].content | replace(' ', '') }}", {}, "changes user; only trimming is supported"),
+        (USER, {"prompt": "find " * 50}, "leaves no room for texts in 100; raise max_model_len"),
+        ("{{ raise_exception('no system') if messages[1] }}{{ messages[0].content }}", {"prompt": "a"}, "no system"),
+    ):
+        with pytest.raises((UnsupportedModel, ConfigError), match=message):
+            chatting(tmp_path, "bytelevel", template, judges=False, **chat)
+    encoder, _ = chatting(tmp_path, "bytelevel", QUERY_FIRST)
+    assert encoder.encode_texts([]) == []
+    with pytest.raises(InvalidRequest, match=r"no place for the role user.*; send pairs of texts"):
+        encoder.encode_texts(["hello"])
+
+
+def test_instructions(tmp_path: Path) -> None:
+    """A request's own takes the place of the folder's; what looks like a special token in it is text."""
+    encoder, reference = chatting(tmp_path, "bytelevel", QUERY_FIRST, prompt="find")
+    plain = encoder.encode_pairs(CHATS)
+    for said in ("find", "the quick 漢 fox", "see <|end|> words"):
+        template = encoder.instructed(said)
+        for pair, found, usual in zip(CHATS, encoder.encode_pairs(CHATS, template=template), plain, strict=True):
+            chat = [{"role": "system", "content": said}]
+            chat += [{"role": role, "content": text} for role, text in zip(("query", "document"), pair, strict=True)]
+            ids = reference.apply_chat_template(chat, return_dict=False)
+            assert (found.token_ids == ids) is ("<|end|>" not in said)
+            assert (found == usual) is (said == "find")
+            assert found.token_ids.count(_END) == 1
+            text = reference.decode(found.token_ids)
+            assert said in text
+    (found,) = encoder.encode_pairs([("fox", "hello " * 200)], truncate=True, template=encoder.instructed("sees all"))
+    assert (len(found.token_ids), "sees all: fox" in reference.decode(found.token_ids)) == (100, True)
+    with pytest.raises(InvalidRequest, match=r"instruction, with the chat template, has .* tokens, but"):
+        encoder.instructed("hello " * 200)
+    with pytest.raises(InvalidRequest, match="instruction has more than 524288 characters"):
+        encoder.instructed("x" * 2**20)
+    encoder, _ = chatting(tmp_path, "bytelevel", "{{ messages[-2].content }}{{ messages[-1].content }}", prompt="find")
+    with pytest.raises(InvalidRequest, match=r"no place for the roles system, query and .*leave instruction out"):
+        encoder.instructed("sees")
+    encoder, _ = chatting(tmp_path, "bytelevel", USER, judges=False)
+    with pytest.raises(InvalidRequest, match="this model does not judge pairs; leave instruction out"):
+        encoder.instructed("sees")
+
+
+def test_a_prompt_comes_before_the_first_of_a_pair(folder: Path) -> None:
+    """As in sentence-transformers, where pairs are no chats."""
+    files = SentenceFiles(prompts={"it": "the fox: "}, default_prompt="it")
+    prompted, plain = TextEncoder(folder, 100, files), TextEncoder(folder, 100)
+    assert prompted.encode_pairs([("hello", "world")]) == plain.encode_pairs([("the fox: hello", "world")])
+    assert prompted.encode_texts(["hello"]) == plain.encode_texts(["the fox: hello"])
+    with pytest.raises(InvalidRequest, match="prompt_name 'other' is not one of this model's prompts: it"):
+        prompted.check_prompt("other")

@@ -73,7 +73,7 @@ async def encode_input(service: ItemService, inputs: str | Sequence[Any], trunca
     if kinds == {str}:
         texts = cast(list[str], given)
         check_not_empty(texts, _FIELD)
-        return await from_texts(service, [service.default_prompt + text for text in texts], cut, _FIELD)
+        return await from_texts(service, texts, cut, _FIELD)
     if kinds == {list}:
         prompts = cast(list[list[int]], given)
         if not all(prompts):

@@ -26,6 +26,7 @@ from chairlift.server.items.embeddings import (
     whole_texts,
 )
 from chairlift.server.items.texts import (
+    check_instruction,
     check_not_empty,
     check_number,
     check_repeated,
@@ -69,6 +70,8 @@ class ScoreBody(PoolingBase, kw_only=True, forbid_unknown_fields=True):
     # The same by other names.
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
+    # For a model whose pairs go through a chat template: what the system says there.
+    instruction: str | None = None
 
 
 class ClassifyBody(PoolingBase, kw_only=True, forbid_unknown_fields=True):
@@ -97,22 +100,23 @@ async def score(request: Request) -> Response:
     service = asked_model(request, body.model)
     first, second = _sides(body)
     _check_activation(service, body)
+    check_instruction(body.instruction, len(second.texts))
+    if service.task == "embed" and body.instruction is not None:
+        problem = f"instruction is for rerankers, and `{service.name}` is an embedder; leave it out"
+        raise InvalidRequest(problem, "instruction")
     cut = cut_to(service, body.truncate_prompt_tokens)
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
         if service.task == "embed":
             check_number(service, 2 * len(second.texts), second.name)
-            ones, others = [
-                await from_texts(service, [service.default_prompt + text for text in side.texts], cut, side.name)
-                for side in (first, second)
-            ]
+            ones, others = [await from_texts(service, side.texts, cut, side.name) for side in (first, second)]
             encodings = [each for pair in zip(_repeated(ones, len(others)), others, strict=True) for each in pair]
             answers = await run(service, encodings, terms)
             rows = stack([answer.value for answer in answers], normalize=True)
             scores: Scores = np.einsum("ij,ij->i", rows[::2], rows[1::2]).astype(np.float64)
         else:
             pairs = list(zip(_repeated(first.texts, len(second.texts)), second.texts, strict=True))
-            encodings = await from_pairs(service, pairs, cut, second.name)
+            encodings = await from_pairs(service, pairs, cut, second.name, instruction=body.instruction)
             answers = await run(service, encodings, terms)
             logits = first_logits([answer.value for answer in answers])
             scores = sigmoid(logits) if body.activates else logits

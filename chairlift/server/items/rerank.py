@@ -24,7 +24,14 @@ from chairlift.server.http.exchange import (
 )
 from chairlift.server.items.embeddings import cut_to
 from chairlift.server.items.tei import rerank as rerank_as_tei
-from chairlift.server.items.texts import check_not_empty, check_repeated, count, from_pairs, run
+from chairlift.server.items.texts import (
+    check_instruction,
+    check_not_empty,
+    check_repeated,
+    count,
+    from_pairs,
+    run,
+)
 from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
@@ -47,6 +54,8 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens_per_doc: Int | None = None
     # vLLM's name: what query and document are cut to together, -1 as without it.
     truncate_prompt_tokens: Int | None = None
+    # vLLM's name, for a model whose pairs go through a chat template: what the system says there.
+    instruction: str | None = None
     rank_fields: list[str] | None = None
     priority: Int | None = None
     # Not implemented: a document is one chunk.
@@ -79,7 +88,7 @@ async def rerank(request: Request) -> Response:
     terms = terms_of(request.scope, body.priority)
     async with until_gone(request.receive):
         pairs = [(body.query, _text(body, index)) for index in range(len(body.documents))]
-        encodings = await from_pairs(service, pairs, cut, "documents")
+        encodings = await from_pairs(service, pairs, cut, "documents", instruction=body.instruction)
         answers = await run(service, encodings, terms)
     scores = sigmoid(first_logits([answer.value for answer in answers]))
     document = _document(body, service.name, scores, count(encodings), "2" if path.startswith("/v2/") else "1")
@@ -91,6 +100,7 @@ def _check(body: RerankBody) -> None:
     if not body.documents:
         raise InvalidRequest("documents must not be empty", "documents")
     check_repeated(body.query, len(body.documents), "query")
+    check_instruction(body.instruction, len(body.documents))
     for name in ("top_n", "max_tokens_per_doc"):
         value = getattr(body, name)
         if value is not None and value < 1:

@@ -249,11 +249,10 @@ async def _tokenize_texts(request: Request, raw: bytes) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     check_not_empty(texts, "inputs")
     _check_count(len(texts), "inputs")
-    prompt = _prompt(service, body.prompt_name) if body.prompt_name is not None else ""
     encoder = encoder_of(service)
-    texts = [prompt + text for text in texts]
-    work = naming("inputs", len(texts), lambda: encoder.tokens(texts, body.add_special_tokens))
-    return as_json(await off_loop(sum(map(len, texts)), work))
+    encoder.check_prompt(body.prompt_name)
+    work = naming("inputs", len(texts), lambda: encoder.tokens(texts, body.add_special_tokens, body.prompt_name))
+    return as_json(await off_loop(sum(map(len, texts)) + encoder.chars_around * len(texts), work))
 
 
 async def decode_ids(request: Request) -> Response:
@@ -363,25 +362,16 @@ async def _encode(
     _check_count(len(given), "inputs")
     if not given or not all(isinstance(each, int) or each for each in given):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
-    prompt = _prompt(service, prompt_name)
+    encoder_of(service).check_prompt(prompt_name)
     cut = _cut(body)
     if all(isinstance(each, str) for each in given):
-        return await from_texts(service, [prompt + each for each in cast(list[str], given)], cut, "inputs", places)
+        return await from_texts(service, cast(list[str], given), cut, "inputs", places, prompt_name)
     if not all(isinstance(each, list) for each in given):
         raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
     if prompt_name is not None:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
     ids = cast(list[list[int]], given)
     return from_ids(service, ids, cut, "inputs")
-
-
-def _prompt(service: ItemService, name: str | None) -> str:
-    if name is None:
-        return service.default_prompt
-    if name not in service.prompts:
-        known = ", ".join(service.prompts) or "none"
-        raise InvalidRequest(f"prompt_name {name!r} is not one of this model's prompts: {known}", "prompt_name")
-    return service.prompts[name]
 
 
 def _cut(body: TeiBody) -> Cut | None:

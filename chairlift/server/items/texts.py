@@ -1,6 +1,7 @@
 """Texts and token ids from requests to encodings: tokenized off the event loop, checked against the model's length."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from chairlift.engine.items.dispatcher import Answer
@@ -28,13 +29,25 @@ _MOST_REPEATED = 2**22
 
 
 async def from_texts(
-    service: ItemService, texts: Sequence[str], cut: Cut | None, field: str, places: Sequence[str] | None = None
+    service: ItemService,
+    texts: Sequence[str],
+    cut: Cut | None,
+    field: str,
+    places: Sequence[str] | None = None,
+    prompt_name: str | None = None,
 ) -> list[Encoding]:
-    """Encodings of texts. Without a cut, one that is too long is an error; `places` are what clients call each."""
+    """Encodings of texts, with this prompt of the folder's or the default one.
+
+    Without a cut, one that is too long is an error; `places` are what clients call each.
+    """
     check_number(service, len(texts), field)
     encoder = encoder_of(service)
-    work = naming(field, len(texts), lambda: encoder.encode_texts(texts, truncate=cut or False), places)
-    return await off_loop(sum(map(len, texts)) + _EACH_TEXT * len(texts), work)
+
+    def encode() -> list[Encoding]:
+        return encoder.encode_texts(texts, truncate=cut or False, prompt_name=prompt_name)
+
+    each = _EACH_TEXT + encoder.chars_around
+    return await off_loop(sum(map(len, texts)) + each * len(texts), naming(field, len(texts), encode, places))
 
 
 async def from_pairs(
@@ -43,12 +56,19 @@ async def from_pairs(
     cut: Cut | None,
     field: str,
     places: Sequence[str] | None = None,
+    instruction: str | None = None,
 ) -> list[Encoding]:
-    """Encodings of pairs of texts, as `from_texts`."""
+    """Encodings of pairs of texts, as `from_texts`; an instruction takes the place of the folder's."""
     service.check_count(len(pairs))
     encoder = encoder_of(service)
-    work = naming(field, len(pairs), lambda: encoder.encode_pairs(pairs, truncate=cut or False), places)
-    return await off_loop(sum(len(first) + len(second) + _EACH_TEXT for first, second in pairs), work)
+
+    def work() -> list[Encoding]:
+        template = None if instruction is None else encoder.instructed(instruction)
+        encode = partial(encoder.encode_pairs, pairs, truncate=cut or False, template=template)
+        return naming(field, len(pairs), encode, places)()
+
+    each = _EACH_TEXT + encoder.chars_around + len(instruction or "")
+    return await off_loop(sum(len(first) + len(second) + each for first, second in pairs), work)
 
 
 def naming(field: str, number: int, work: Callable[[], T], places: Sequence[str] | None = None) -> Callable[[], T]:
@@ -106,6 +126,16 @@ def check_repeated(text: str, times: int, field: str) -> None:
             f"{field} has {len(text)} characters, which beside {times} others are more than {_MOST_REPEATED} in all"
         )
         raise InvalidRequest(f"{problem}; shorten it, or send fewer at once", field)
+
+
+def check_instruction(instruction: str | None, times: int) -> None:
+    """Refuse an instruction that is empty, or that goes with so many pairs that it takes very long to tokenize."""
+    if instruction is None:
+        return
+    if not instruction:
+        problem = "instruction must not be empty; leave it out for that of the model's folder"
+        raise InvalidRequest(problem, "instruction")
+    check_repeated(instruction, times, "instruction")
 
 
 def check_not_empty(texts: Sequence[str], field: str) -> None:

@@ -72,13 +72,7 @@ class ItemHost:
                 self._files = SentenceFiles.read(Path(self._config.model))
             except Exception as error:
                 self._unreadable = load_failed(error).message
-        self._service = ItemService(
-            self.served.name,
-            self._dispatcher,
-            version=self.served.share.version,
-            prompts=self._files.prompts or {},
-            default_prompt=self._files.default_prompt,
-        )
+        self._service = ItemService(self.served.name, self._dispatcher, version=self.served.share.version)
         return self._service
 
     async def wait_ready(self) -> None:

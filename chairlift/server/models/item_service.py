@@ -5,8 +5,7 @@ import functools
 import os
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,7 +46,6 @@ class ItemService:
 
     It takes the dispatcher's `on_batch` for its metrics, where versions but the first are labelled `name:version`.
 
-    `prompts` are texts that clients may ask to put before theirs, by name; that called `default_prompt` comes unasked.
     Who records what comes is among the `recorders`, who wants spans of what ends sets `spans`.
     """
 
@@ -59,15 +57,11 @@ class ItemService:
         version: str = "1",
         info: ItemInfo | None = None,
         encoder: TextEncoder | None = None,
-        prompts: Mapping[str, str] = MappingProxyType({}),
-        default_prompt: str | None = None,
     ) -> None:
         self.name = name
         self.version = version
         self.info = info
         self.encoder = encoder
-        self.prompts = prompts
-        self.default_prompt = prompts[default_prompt] if default_prompt is not None else ""
         self.dispatcher = dispatcher
         # The items that live are the dispatcher's to tell.
         self.log: RequestLog[Item] = RequestLog()

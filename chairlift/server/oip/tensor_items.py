@@ -187,8 +187,7 @@ async def _encode(service: ItemService, tensors: Mapping[str, TensorArray]) -> l
     columns = {name: [_text(name, raw) for raw in array.ravel().tolist()] for name, array in tensors.items()}
     if "query" in columns:
         return await from_pairs(service, list(zip(columns["query"], columns["text"], strict=True)), None, "text")
-    texts = [service.default_prompt + text for text in columns["text"]]
-    return await from_texts(service, texts, None, "text")
+    return await from_texts(service, columns["text"], None, "text")
 
 
 def _text(name: str, raw: bytes) -> str:
