@@ -70,7 +70,7 @@ _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{name:path}"
 _RESPONSE = "/v1/responses/{response}"
 _SHARED = "/v2/systemsharedmemory/region/{name}"
-_PARTS = "JSON, or a streaming model's parts as text/event-stream or application/x-ndjson"
+_PARTS = "JSON, or parts as text/event-stream or application/x-ndjson"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     _generate("POST", "/v1/chat/completions", chat.chat_completions, "Answer a conversation", (body_types.ChatBody,)),
@@ -263,21 +263,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/requests",
         request_routes.list_requests,
-        "Requests under way, or that ended lately: where they are and why",
+        "Requests under way or ended, and why they wait",
         query=request_routes.LIST_QUERY,
     ),
     _server(
         "GET",
         "/v1/requests/{request}",
         request_routes.show_request,
-        "Why a request waits, or what became of it; with `what_if` also what would have made it faster",
+        "Why a request waits, what became of it, or with `what_if` would have",
         query=request_routes.SHOW_QUERY,
     ),
     _server(
         "GET",
         "/v1/timeline",
         request_routes.show_timeline,
-        "Steps and requests of the last minute, as ui.perfetto.dev opens them",
+        "Steps and requests of the last minute, for ui.perfetto.dev",
         answer="JSON in Chrome's Trace Event Format",
         right="admin",
         local=True,
@@ -286,7 +286,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/recording",
         recording_routes.stream_recording,
-        "What comes from now on, as a trace without text; without keys for this machine alone",
+        "A trace of what comes from now on; without keys for loopback only",
         answer="lines of JSON",
         right="admin",
         local=True,
@@ -296,7 +296,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/traffic",
         traffic_routes.show_traffic,
-        "What came to a model in the last minutes, without text, and its steps; without keys for this machine alone",
+        "A model's last minutes: requests, without text, steps; without keys for loopback only",
         right="admin",
         local=True,
         query=traffic_routes.TRAFFIC_QUERY,
@@ -307,7 +307,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         "/v1/models/{model:path}/forecast",
         forecast_routes.show_forecast,
-        "What the last minutes would have been like with other settings; without keys for this machine alone",
+        "The last minutes with other settings; without keys for loopback only",
         (settings_change.SettingsBody,),
         right="admin",
         local=True,
@@ -316,7 +316,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         "/v1/models/{model:path}/settings",
         settings_routes.change_settings,
-        "Other settings for a model that runs; without keys for this machine alone",
+        "Other settings for a model that runs; without keys for loopback only",
         (settings_change.SettingsBody,),
         right="admin",
         local=True,
@@ -332,7 +332,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/live",
         live_routes.watch_server,
-        "All models, slots, tenants and batches as they change; without keys for this machine alone",
+        "Models, slots, tenants and batches as they change; without keys for loopback only",
         answer="server-sent events",
         right="admin",
         local=True,

@@ -1,7 +1,7 @@
 """GET /v1/traffic: what came to a model in the last minutes, and the steps or calls that it took."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -11,17 +11,24 @@ from chairlift.plan.seen_traffic import SeenItems, SeenSequences
 from chairlift.plan.what_if import ItemQuestion, SequenceQuestion
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.origins import check_same_site
-from chairlift.server.http.paging import query_of
+from chairlift.server.http.paging import query_of, whole_number
 from chairlift.server.models.registry import models_of
-from chairlift.server.twin.past_traffic import WINDOW_S, lately, past_of
+from chairlift.server.twin.past_traffic import LEAST_ANSWERED, WINDOW_S, lately, past_of
 
-TRAFFIC_QUERY = {"model": str}
+TRAFFIC_QUERY = {"model": str, "least_answered": Annotated[int, msgspec.Meta(ge=1, le=LEAST_ANSWERED)]}
 
 
 async def show_traffic(request: Request) -> Response:
-    """The requests of the last minutes to a `model`, without texts, and its steps or calls, for `chairlift plan`."""
+    """The requests of the last minutes to a `model`, without texts, and its steps or calls, for `chairlift plan`.
+
+    As many must have been answered as for a forecast, if the query does not say that fewer will do.
+    """
     check_same_site(request.scope)
-    name = query_of(request, TRAFFIC_QUERY).get("model")
+    query = query_of(request, TRAFFIC_QUERY)
+    name, least = (
+        query.get("model"),
+        whole_number(query.get("least_answered", str(LEAST_ANSWERED)), LEAST_ANSWERED, "least_answered"),
+    )
     if not name:
         raise ApiError(400, "say whose traffic: ?model=NAME", "model")
     service = models_of(request).get(name)
@@ -29,7 +36,7 @@ async def show_traffic(request: Request) -> Response:
 
     def made() -> bytes:
         told: dict[str, Any] = {"object": "traffic", "model": service.name, "window_s": WINDOW_S}
-        return msgspec.json.encode(told | {"seen": _told(lately(past, []))})
+        return msgspec.json.encode(told | {"seen": _told(lately(past, [], least))})
 
     return Response(await asyncio.to_thread(made), media_type="application/json")
 

@@ -452,6 +452,27 @@ def test_who_was_refused_counts() -> None:
     run(go)
 
 
+def test_a_flood_of_refused_requests_hides_nobody_else() -> None:
+    async def go() -> None:
+        front = past()
+        now, log = time.monotonic(), front.service.log
+        answered = sum(map(len, log.ended.values()))
+        for index in range(40_000):
+            log.refuse(RefusedRequest(None, now - 80.0 + index / 500, 0, False, 4000, 12))
+        # Some 16 a second: they go back as far as they came.
+        assert 1200 < len(log.refused) < 1400
+        assert log.refused[0].arrival == now - 80.0
+        question = past_traffic.lately(past_traffic.past_of(front.service), [])
+        assert isinstance(question, SequenceQuestion)
+        refused = [each.arrival for each in question.requests if each.refused]
+        assert len(question.requests) - len(refused) == answered
+        assert len(question.requests) <= 1000
+        assert len(refused) >= 500
+        assert max(refused) - min(refused) > 70
+
+    run(go)
+
+
 def test_it_is_noted_what_was_refused() -> None:
     async def go() -> None:
         front = Front(FakeClient(manual=True), max_waiting=1)

@@ -22,7 +22,10 @@ def test_what_came_and_what_it_took_without_text() -> None:
         front = Front()
         service, _ = embedder()
         front.models.add(service)
-        for _ in range(25):
+        for number in range(25):
+            if number == 10:
+                assert (await ask(front, model="embedder"))[0] == 409
+                assert len((await ask(front, model="embedder", least_answered="5"))[1]["seen"]["requests"]) == 10
             await front.post("/v1/embeddings", {"input": ["hello", "world"], "model": "embedder"})
         status, told = await ask(front, model="embedder")
         assert (status, told["object"], told["model"], told["window_s"]) == (200, "traffic", "embedder", 120.0)
@@ -42,6 +45,8 @@ def test_what_is_refused() -> None:
             ({}, 400, "model"),
             ({"model": "nobody"}, 404, "model"),
             ({"model": "tiny", "seconds": "5"}, 400, "seconds"),
+            ({"model": "tiny", "least_answered": "0"}, 400, "least_answered"),
+            ({"model": "tiny", "least_answered": "1"}, 409, None),
             ({"model": "tiny"}, 409, None),
         ):
             found, told = await ask(front, **query)

@@ -31,6 +31,9 @@ LiveT = TypeVar("LiveT", bound=Arrived)
 KEPT_S = 600.0
 # Where nobody is asked for a key there are more: all are one tenant's.
 _MOST_ENDED, _MOST_OF_ALL = 1000, 4000
+# Of a flood of refused requests so many a second are kept, so that they go back for four minutes: what is told of the
+# past is less.
+_MOST_REFUSED, _REFUSED_PER_S = 4000, 16
 # For whoever follows the log: as many as come to a busy model between two looks.
 _MOST_LATEST = 4096
 # What `new_id` makes, and what is put behind it where a request has several sequences.
@@ -117,7 +120,7 @@ class RequestLog(Generic[LiveT]):
 
     Whoever serves them writes into `live` and `ended`; what is asked takes no longer for the requests of others.
     `latest` are those that were kept last, in that order and with their tenants; `num_kept` counts all that ever were.
-    `refused` are the last for which there was no room.
+    `refused` are the last for which there was no room, of a flood an even sample.
     """
 
     def __init__(self) -> None:
@@ -125,7 +128,7 @@ class RequestLog(Generic[LiveT]):
         self.ended = _Ended()
         self.latest: deque[tuple[str | None, EndedRequest]] = deque(maxlen=_MOST_LATEST)
         self.num_kept = 0
-        self.refused: deque[RefusedRequest] = deque(maxlen=_MOST_OF_ALL)
+        self.refused: deque[RefusedRequest] = deque(maxlen=_MOST_REFUSED)
 
     def keep(self, owner: str | None, ended: EndedRequest) -> None:
         """Keep one that ended, in order: of a client that reads slowly it is heard when others have long ended."""
@@ -137,6 +140,13 @@ class RequestLog(Generic[LiveT]):
         line.extend(reversed(later))
         self.latest.append((owner, ended))
         self.num_kept += 1
+
+    def refuse(self, request: RefusedRequest) -> None:
+        """Keep one for which there was no room."""
+        kept, now = self.refused, request.arrival
+        flood = len(kept) >= _REFUSED_PER_S and kept[-_REFUSED_PER_S].arrival > now - 1
+        if not flood or now - kept[-1].arrival >= 1 / _REFUSED_PER_S:
+            kept.append(request)
 
     def live_of(self, viewer: Viewer) -> Iterator[LiveT]:
         """Those that a viewer may see, oldest first."""

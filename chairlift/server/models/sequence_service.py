@@ -120,7 +120,7 @@ class SequenceService:
         try:
             self.client.check_load(terms.priority)
         except QueueFull:
-            self.log.refused.append(RefusedRequest(terms.owner, time.monotonic(), terms.priority, False))
+            self.log.refuse(RefusedRequest(terms.owner, time.monotonic(), terms.priority, False))
             raise
 
     @property
@@ -224,7 +224,7 @@ class SequenceService:
             streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
         except QueueFull:
             for request in requests:
-                self.log.refused.append(RefusedRequest.of(request, terms.owner))
+                self.log.refuse(RefusedRequest.of(request, terms.owner))
                 if at_end is not None:
                     at_end(request, terms, refused_at_once(request))
             raise

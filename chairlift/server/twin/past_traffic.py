@@ -104,13 +104,13 @@ class _Numbers(dict[str | None, int]):
         return number
 
 
-def lately(past: Past, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
-    """Ask what would have become of the last minutes' traffic. Raises ApiError (409) where there was too little."""
+def lately(past: Past, changes: list[Change], least: int = LEAST_ANSWERED) -> SequenceQuestion | ItemQuestion:
+    """Ask what would have become of the last minutes' traffic. Raises ApiError (409) where fewer were answered."""
     window = _window(past, past.now - WINDOW_S, past.now)
     answered = sum(each.answered and each.arrival >= window.since for each in window.requests)
-    if answered < LEAST_ANSWERED:
+    if answered < least:
         message = f"{answered} requests came and were answered within the last {WINDOW_S:g} s"
-        raise _too_little(f"{message}, and to say anything takes {LEAST_ANSWERED}")
+        raise _too_little(f"{message}, and to say anything takes {least}")
     return _question(past, window, changes, None)
 
 
@@ -136,14 +136,16 @@ def _window(past: Past, since: float, until: float, target: str | None = None) -
     found = [each for each in known_of if earliest <= each.seen.arrival <= until]
     begin = quiet_moment([each.seen for each in found], latest)
     found = [each for each in found if each.seen.arrival >= begin]
+    most = _MOST_REQUESTS if isinstance(past.of, SequenceQuestion) else _MOST_ANSWERED_AT_ONCE
+    found = _with_fewer_refused(found, most)
     # What a tenant had before the oldest of its that are kept is not known.
     known = begin if past.known is None else past.known
     found.sort(key=lambda each: each.seen.arrival)
     kept: list[_Kept] = []
-    most = _MOST_REQUESTS if isinstance(past.of, SequenceQuestion) else _MOST_ANSWERED_AT_ONCE
     tokens = 0
     for each in reversed(found):
-        tokens += each.seen.size + each.seen.outputs
+        # Who was refused takes nothing to simulate.
+        tokens += 0 if each.seen.refused else each.seen.size + each.seen.outputs
         if len(kept) >= most or (tokens > _MOST_TOKENS and kept):
             break
         kept.append(each)
@@ -151,6 +153,19 @@ def _window(past: Past, since: float, until: float, target: str | None = None) -
     if len(kept) < len(found) and target is None:
         since = max(since, kept[int(len(kept) * _LEAD_SHARE)].seen.arrival)
     return _Window(kept, max(since, known) if target is None else since)
+
+
+def _with_fewer_refused(found: list[_Kept], most: int) -> list[_Kept]:
+    """The same with an even sample of the refused, where more came than can be looked at, most of which are these.
+
+    Otherwise they would be all that is told of, and nobody's answer.
+    """
+    refused = [each for each in found if each.seen.refused]
+    room = max(most - (len(found) - len(refused)), most // 2)
+    if len(refused) <= room:
+        return found
+    sample = {id(refused[place * len(refused) // room]) for place in range(room)}
+    return [each for each in found if not each.seen.refused or id(each) in sample]
 
 
 def _ended_since(past: Past, begin: float) -> Iterator[_Kept]:
