@@ -36,11 +36,8 @@ from tqdm import tqdm
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.latency import Slo, figures
 from chairlift.bench.load import Load, closed_loop
-from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.bench.raw_results import Column, Recording, Results, caption, machine_in_words, start, table
 from chairlift.bench.replay import PromptMaker, replay
-from chairlift.bench.running_server import RunningServer
-from chairlift.bench.served_traffic import ServedTraffic, served_traffic
 from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
 from chairlift.plan.machine_profile import FrontCost, MachineProfile, SequenceProfile
@@ -50,6 +47,9 @@ from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest, duration, fitted, scaled
 from chairlift.plan.trace_files import read_trace
 from chairlift.plan.traffic import Traffic, synthetic
+from chairlift.planning.measure_sequences import measure_sequences
+from chairlift.planning.running_server import RunningServer
+from chairlift.planning.served_traffic import ServedTraffic, served_traffic
 
 NAMES = (Column("trace", "trace", "{}"), Column("load", "load", "{:.0%}"), Column("figure", "figure", "{}"))
 COLUMNS = (
@@ -316,11 +316,11 @@ def _in_words(measured: dict[str, Any]) -> str:
     """What the machine was in a round."""
     front = measured["front"]
     each = [f"{name} {1e6 * value:.1f} us" for name, value in front.items() if name not in ("contention", "delays")]
-    about = f"front: {', '.join(each)}, contention {front['contention']:.2f}"
+    about = f"front: {', '.join(each)}"
     # As long as steps were timed without a front.
     if delays := front.get("delays"):
         longer = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in delays)
-        about = f"{about}, steps longer by {longer}"
+        about = f"{about}, contention {front['contention']:.2f}, steps longer by {longer}"
     return f"{about}; capacity {_capacity_in_words(measured)}"
 
 

@@ -32,8 +32,6 @@ from server_process import free_port, front_pid, running
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import Load
-from chairlift.bench.measure_item_front import ItemRequests, item_front
-from chairlift.bench.plan_subject import open_items
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.bench.replay import PromptMaker, make_target, replay
 from chairlift.config.flags import add_flags
@@ -45,6 +43,8 @@ from chairlift.plan.machine_profile import FrontCost, ItemProfile, MachineProfil
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest, duration
 from chairlift.plan.traffic import Traffic, synthetic
+from chairlift.planning.measure_item_front import ItemRequests, item_front
+from chairlift.planning.plan_subject import open_items
 
 # Words of a text: `[CLS]` and `[SEP]` come on top, for the simulator as for the server.
 _ADDED = 2
@@ -80,7 +80,7 @@ def settings_of(model: str, flags: list[str]) -> ItemConfig:
 
 def measure(args: argparse.Namespace, flags: list[str]) -> None:
     """Measure the model and save its profile."""
-    from chairlift.bench.measure_items import measure_items
+    from chairlift.planning.measure_items import measure_items
     from chairlift.runners.make_runner import make_runner
 
     config = open_items(settings_of(args.model, flags))

@@ -21,8 +21,8 @@ from fidelity import settings_of
 from server_process import free_port, front_pid, running
 
 from chairlift import LLM, SamplingParams
-from chairlift.bench.measured_server import cpu_seconds
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+from chairlift.planning.measured_server import cpu_seconds
 
 PROMPT = 64
 

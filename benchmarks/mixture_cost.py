@@ -16,11 +16,11 @@ from typing import Any
 
 from fidelity import settings_of
 
-from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.plan.machine_profile import StepSample
 from chairlift.plan.resampler import fit_steps, step_seconds
+from chairlift.planning.measure_sequences import measure_sequences
 
 NAMES = (Column("tokens", "tokens of a step", "{}"),)
 COLUMNS = (
@@ -47,7 +47,7 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> Results:
     config = settings_of(args.model, list(flags))
     recording = Recording(start("mixture_cost", {**vars(args), "settings": list(flags)}, args.model), args.out)
     for number in range(args.rounds):
-        profile, _ = measure_sequences(config, args.seconds)
+        profile, _ = measure_sequences(config, args.seconds, seed=number)
         if profile.experts is None:
             raise SystemExit(f"{args.model} has no experts")
         recording.results["experts"] = list(profile.experts)

@@ -21,8 +21,8 @@ from server_process import free_port, front_pid, running
 
 from chairlift.bench.completion_stream import Target
 from chairlift.bench.load import closed_loop
-from chairlift.bench.measured_server import cpu_seconds
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
+from chairlift.planning.measured_server import cpu_seconds
 
 STREAMS = 64
 COLUMNS = (

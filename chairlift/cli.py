@@ -187,7 +187,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
 def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("plan", help="find the settings that suit a model's traffic on this machine")
     if wanted:
-        from chairlift.bench.plan_command import add_plan
+        from chairlift.planning.plan_command import add_plan
 
         add_plan(parser)
 

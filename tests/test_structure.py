@@ -40,13 +40,14 @@ ARROWS = {
     "demo": "",
     "plan": "config core errors",
     "own_server": "errors",
-    "bench": "config core demo engine errors folders hub llm own_server plan runners text",
+    "bench": "config core demo engine errors folders hub llm plan runners text",
+    "planning": "bench config core demo errors own_server plan runners",
     "server": "bodies chairlift config core engine errors folders jobs logs plan runners text",
     "run": "bodies config demo engine errors jobs runners server",
     "terminal": "errors gguf hub own_server",
     "check": "config core errors folders gguf hub runners",
     "why": "errors terminal",
-    "cli": "bench chairlift check config demo errors hub run server terminal why",
+    "cli": "bench chairlift check config demo errors hub planning run server terminal why",
 }
 
 # The same for the rooms within a package. `.` is what lies in no room: in a server, what puts its rooms together.

@@ -94,8 +94,17 @@ def open_loop(
     return _measured(drive, len(arrivals), title)
 
 
-def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, title: str | None = "") -> Load:
-    """Let `concurrency` clients send a request each as soon as their last one is answered. No bar without a title."""
+def closed_loop(
+    target: Target,
+    requests: Sequence[bytes],
+    concurrency: int,
+    title: str | None = "",
+    patience: float | None = None,
+) -> Load:
+    """Let `concurrency` clients send a request each as soon as their last one is answered. No bar without a title.
+
+    After so many seconds of `patience` who has no answer is given up, and what was not sent is left.
+    """
 
     async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
         began = time.perf_counter()
@@ -103,9 +112,14 @@ def closed_loop(target: Target, requests: Sequence[bytes], concurrency: int, tit
 
         async def client() -> None:
             for request in line:
-                await _follow(target, request, time.perf_counter(), bar, outcomes)
+                if (await _follow(target, request, time.perf_counter(), bar, outcomes)).error == LATE:
+                    break
 
-        await asyncio.gather(*(client() for _ in range(min(concurrency, len(requests)))))
+        clients = [asyncio.create_task(client()) for _ in range(min(concurrency, len(requests)))]
+        _, late = await asyncio.wait(clients, timeout=patience) if clients else ((), ())
+        for task in late:
+            task.cancel()
+        await _ended(clients)
         return _Driven(began, None)
 
     return _measured(drive, len(requests), title)
@@ -123,7 +137,7 @@ def changing_loop(
     async def drive(bar: tqdm, outcomes: list[Outcome]) -> _Driven:
         began = time.perf_counter()
         wanted = present = 0
-        tasks: list[asyncio.Task[Any]] = []
+        tasks: list[asyncio.Task[None]] = []
 
         async def client() -> None:
             nonlocal present
@@ -137,15 +151,25 @@ def changing_loop(
             wanted = phase.clients
             tasks += [asyncio.create_task(client()) for _ in range(wanted - present)]
             present = max(present, wanted)
-            await asyncio.sleep(phase.seconds)
+            # Once all have failed there is nobody to wait for.
+            await asyncio.wait(tasks, timeout=phase.seconds)
+            if not present:
+                break
             await asyncio.to_thread(after_each)
         seconds = time.perf_counter() - began
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _ended(tasks)
         return _Driven(began, seconds)
 
     return _measured(drive, None, None)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for tasks that end, or were cancelled, and raise what one of them did."""
+    for found in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(found, Exception):
+            raise found
 
 
 async def _done(task: asyncio.Task[None], give_up: Callable[[], bool]) -> bool:

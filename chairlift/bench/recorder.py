@@ -31,11 +31,18 @@ class StepRecord:
     unused_kv_tokens: int
 
 
-class RunnerAround:
-    """Passes everything on to a runner, for those who look at the steps."""
+@dataclass(slots=True)
+class Recorder:
+    """A runner that passes everything on to another and keeps a record of the steps.
 
-    def __init__(self, runner: SequenceRunner) -> None:
-        self.runner = runner
+    `scheduler` must be set before the first.
+    """
+
+    runner: SequenceRunner
+    scheduler: SequenceScheduler | None = None
+    steps: list[StepRecord] = field(default_factory=list)
+    placements: dict[str, Placement] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=dict)
 
     def load(self) -> SequenceInfo:
         """Load the runner."""
@@ -60,21 +67,6 @@ class RunnerAround:
     def close(self) -> None:
         """Close the runner."""
         self.runner.close()
-
-    def execute(self, step: Step) -> StepResult:
-        """Have the runner do it."""
-        return self.runner.execute(step)
-
-
-@dataclass(slots=True)
-class Recorder(RunnerAround):
-    """Keeps a record of the steps. `scheduler` must be set before the first."""
-
-    runner: SequenceRunner
-    scheduler: SequenceScheduler | None = None
-    steps: list[StepRecord] = field(default_factory=list)
-    placements: dict[str, Placement] = field(default_factory=dict)
-    _running: dict[str, int] = field(default_factory=dict)
 
     def execute(self, step: Step) -> StepResult:
         """Run the step and record it."""

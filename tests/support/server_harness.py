@@ -71,6 +71,7 @@ class FakeClient:
         self._reply = list(reply)
         self._manual = manual
         self._tasks: list[asyncio.Task[None]] = []
+        self.most_at_once = 0
 
     @property
     def ready(self) -> bool:
@@ -98,7 +99,9 @@ class FakeClient:
         streams = [Stream(request, self._cancel) for request in requests]
         self.streams += streams
         if not self._manual:
+            self._tasks = [task for task in self._tasks if not task.done()]
             self._tasks.append(asyncio.create_task(self._answer(streams)))
+            self.most_at_once = max(self.most_at_once, len(self._tasks))
         return streams
 
     def _cancel(self, stream: Stream) -> None:

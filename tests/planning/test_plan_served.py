@@ -14,9 +14,6 @@ from support.items_harness import MAX_TOKENS, adder, classifier, embedder, funct
 from support.server_harness import INFO, FakeClient, tokenizer
 from support.simulated import exact_profile, few_candidates
 
-from chairlift.bench import told_steps
-from chairlift.bench.measure_served_items import measure_served_items
-from chairlift.bench.running_server import RunningServer
 from chairlift.cli import main
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
@@ -24,6 +21,9 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
 from chairlift.plan.seen_traffic import SeenRequest, SeenSequences, SeenStep
+from chairlift.planning import served_traffic, told_steps
+from chairlift.planning.measure_served_items import measure_served_items
+from chairlift.planning.running_server import RunningServer
 from chairlift.server.metrics.sequences import RecentStep
 from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.sequence_service import SequenceService
@@ -86,15 +86,14 @@ def tells(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_at_most_half_of_the_slots_are_taken_and_others_go_first(tmp_path: Path) -> None:
     client = FakeClient([WORD])
     client.config = SequenceConfig(model="tiny", max_num_seqs=8)
-    saved, sent = (
-        tmp_path / "profile.json",
-        ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4"),
-    )
+    saved = tmp_path / "profile.json"
+    sent = ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
     with listening(served(client)) as it:
         assert plan(it.url, *sent, "--mode", "high-throughput", "--profile", saved) == 0
     assert all(request.priority == 1000 for request in client.requests)
+    assert client.most_at_once == 4
     # All but one token of the context at most.
-    assert max(len(request.prompt_ids) for request in client.requests) == 199
+    assert 100 <= max(len(request.prompt_ids) for request in client.requests) <= 199
     assert all((request.max_tokens or 0) <= 100 for request in client.requests)
     profile = MachineProfile.load(saved).models["tiny"]
     assert isinstance(profile, SequenceProfile)
@@ -120,7 +119,7 @@ def test_a_plan_of_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixtur
         printed = capsys.readouterr()
         assert plan(it.url, *described, "--dtype", "float32") == 1
         assert "--dtype is a setting of the server" in capsys.readouterr().err
-    assert f"this sends requests to {it.url} for at most 0.5 s, at a low priority" in printed.err
+    assert f"this sends requests to {it.url} for about 0.5 s, at a low priority" in printed.err
     assert f"# A plan for tiny at {it.url}" in printed.out
     assert "measured while it was served, with what others sent; the KV cache stays as large" in printed.out
     assert "as it is now, with `the defaults`, it " in printed.out
@@ -241,6 +240,47 @@ def test_servers_that_can_not_be_measured(capsys: pytest.CaptureFixture[str]) ->
         client.config = SequenceConfig(model="tiny", strategy="static", batch_size=4)
         assert plan(it.url, *sent) == 1
         assert "a static server answers full batches only" in capsys.readouterr().err
+
+
+def test_who_may_not_see_steps_is_told_before_anything_is_sent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, sent = FakeClient([WORD]), ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
+
+    def refuse(*_: object) -> None:
+        raise RequestFailed("/v1/traffic answered 403: missing_right")
+
+    monkeypatch.setattr(served_traffic, "told_traffic", refuse)
+    with listening(served(client)) as it:
+        assert plan(it.url, *sent) == 1
+    assert "use a key with the right admin, or plan with its folder" in capsys.readouterr().err
+    assert client.requests == []
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"seen": {"type": "trees"}, "window_s": 120}, "tells its traffic in another way"),
+        ({"seen": {"type": "sequences", "requests": [], "steps": []}, "window_s": 120}, "in another way"),
+        ({"seen": {"type": "items", "requests": [], "calls": [], "sized": True}, "window_s": 120}, "no requests"),
+    ],
+)
+def test_traffic_that_makes_no_sense_is_refused(told: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RunningServer("http://localhost:9")
+    monkeypatch.setattr(server, "get", lambda path: told)
+    with pytest.raises(ConfigError, match=said):
+        served_traffic.told_traffic(server, "tiny")
+
+
+def test_steps_of_no_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [SeenRequest(0.0, 16, 4)]
+    for step in (SeenStep(1.0, 0.0, 1, 1, 1, 2), SeenStep(1.0, 0.1, 1, 0, 1, 2)):
+        seen = SeenSequences(requests=requests, profile=exact_profile(), steps=[step])
+        server = RunningServer("http://localhost:9")
+        told = {"seen": msgspec.to_builtins(seen), "window_s": 120}
+        monkeypatch.setattr(server, "get", lambda path, told=told: told)
+        with pytest.raises(ConfigError, match="steps that took no time, or had no token"):
+            served_traffic.told_traffic(server, "tiny")
 
 
 def test_another_machine_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from chairlift.bench.running_server import RunningServer
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import CallSample, FrontCost, ItemProfile, SequenceProfile
 from chairlift.plan.seen_traffic import (
@@ -18,7 +17,10 @@ from chairlift.plan.seen_traffic import (
     sequence_trace,
 )
 from chairlift.plan.trace import TraceRequest
+from chairlift.planning.running_server import RunningServer
 
+# What a server says of it that has answered too few.
+TOO_LITTLE = "too_little_traffic"
 _FLAGS = "--trace FILE, or --rate with what requests are like"
 
 
@@ -42,10 +44,8 @@ def served_traffic(server: RunningServer, about: dict[str, Any]) -> ServedTraffi
     """Ask for the last minutes of a model, of which the server has told this. Raises ConfigError if that is no help."""
     try:
         answer = _asked(server, str(about["id"]))
-    except RequestFailed as error:
+    except (ConfigError, RequestFailed) as error:
         raise ConfigError(f"say what comes: {_FLAGS}; of the server's own traffic nothing follows: {error}") from None
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"say what comes: {_FLAGS}; {server.url} tells its own in another way: {error}") from None
     seen, minutes = answer.seen, answer.window_s / 60
     if isinstance(seen, SeenItems):
         return _of_items(seen, about, minutes)
@@ -59,12 +59,37 @@ def served_calls(server: RunningServer, name: str) -> list[CallSample]:
 
 
 def told_traffic(server: RunningServer, name: str) -> SeenSequences | SeenItems:
-    """What a server tells of a model's last minutes. Raises RequestFailed for too little, and Unavailable."""
-    return _asked(server, name).seen
+    """What a server tells of a model's last minutes, however little that is.
+
+    Raises RequestFailed if it is nothing, ConfigError if it makes no sense, and Unavailable.
+    """
+    return _asked(server, name, least_answered=1).seen
 
 
-def _asked(server: RunningServer, name: str) -> _Answer:
-    return msgspec.convert(server.get(f"/v1/traffic?{urlencode({'model': name})}"), _Answer, strict=False)
+def check_tells(server: RunningServer, name: str) -> None:
+    """Raise ConfigError if a server does not tell its traffic, to this key or at all."""
+    try:
+        told_traffic(server, name)
+    except RequestFailed as error:
+        if TOO_LITTLE not in str(error):
+            problem = f"the server does not tell what steps it takes: {error}"
+            advice = "use a key with the right admin, or plan with its folder, or a --profile"
+            raise ConfigError(f"{problem}; {advice}") from None
+
+
+def _asked(server: RunningServer, name: str, **query: int) -> _Answer:
+    raw = server.get(f"/v1/traffic?{urlencode({'model': name, **query})}")
+    try:
+        answer = msgspec.convert(raw, _Answer, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{server.url} tells its traffic in another way: {error}") from None
+    seen = answer.seen
+    samples: list[Any] = seen.calls if isinstance(seen, SeenItems) else seen.steps
+    if not seen.requests or not samples:
+        raise ConfigError(f"{server.url} tells of no requests, or of nothing that it did for them")
+    if isinstance(seen, SeenSequences) and any(step.seconds <= 0 or step.tokens < 1 for step in seen.steps):
+        raise ConfigError(f"{server.url} tells of steps that took no time, or had no token")
+    return answer
 
 
 def _of_sequences(seen: SeenSequences, about: dict[str, Any], minutes: float) -> ServedTraffic:

@@ -11,9 +11,6 @@ import pytest
 from support.serve_process import WORKER_MODELS, language_model, servers
 from support.simulated import exact_calls
 
-from chairlift.bench import measured_server as measured_server_module
-from chairlift.bench.measure_item_front import held_seconds, measure_item_front
-from chairlift.bench.measure_sequences import measure_sequences
 from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
@@ -22,6 +19,9 @@ from chairlift.config.settings import Settings, load
 from chairlift.errors import Unavailable
 from chairlift.own_server import OwnServer
 from chairlift.plan.machine_profile import FrontCost
+from chairlift.planning import measured_server as measured_server_module
+from chairlift.planning.measure_item_front import held_seconds, measure_item_front
+from chairlift.planning.measure_sequences import measure_sequences
 
 HOSTILE = """
 api_key = "secret"

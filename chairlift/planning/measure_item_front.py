@@ -12,15 +12,15 @@ import msgspec
 
 from chairlift.bench.completion_stream import Target
 from chairlift.bench.load import Arrival, Load, closed_loop, open_loop
-from chairlift.bench.measured_server import MEASURED, cpu_seconds, measured_server
 from chairlift.bench.replay import PromptMaker
-from chairlift.bench.running_server import RunningServer
-from chairlift.bench.served_traffic import served_calls
 from chairlift.config.items import ItemConfig
 from chairlift.errors import RequestFailed
 from chairlift.plan.item_case import ItemCase
 from chairlift.plan.machine_profile import FrontCost, ItemProfile
 from chairlift.plan.trace import TraceRequest
+from chairlift.planning.measured_server import MEASURED, cpu_seconds, measured_server
+from chairlift.planning.running_server import RunningServer
+from chairlift.planning.served_traffic import served_calls
 
 # Clients at once, and requests of a crowd: so many if there is time, and no fewer. A crowd is sent so many times.
 _CLIENTS, _MOST, _LEAST, _CROWDS = 128, 800, 64, 3

@@ -16,10 +16,6 @@ from typing import Any
 import msgspec
 
 from chairlift.bench.output_files import check_output, saving
-from chairlift.bench.plan_report import PlanResults, markdown
-from chairlift.bench.plan_served import subject_served
-from chairlift.bench.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
-from chairlift.bench.plan_traffic import expect, targets_in, traffic_in
 from chairlift.bench.plot import check_plot, plot_curves
 from chairlift.bench.raw_results import HelpFormatter
 from chairlift.config.flags import HELP, dashed
@@ -41,6 +37,10 @@ from chairlift.plan.steadiness import steadiness_notes
 from chairlift.plan.targets import MODES, LatencyTargets
 from chairlift.plan.trace import TraceRequest, fitted
 from chairlift.plan.traffic import LENGTHS
+from chairlift.planning.plan_report import PlanResults, markdown
+from chairlift.planning.plan_served import subject_served
+from chairlift.planning.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
+from chairlift.planning.plan_traffic import expect, targets_in, traffic_in
 from chairlift.runners.host_cpus import usable_cpus
 
 # Recorded steps, or calls, that are drawn from: more of them take longer, and tell nothing new.

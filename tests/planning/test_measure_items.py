@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from chairlift.bench.measure_items import measure_items
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError, RequestFailed
+from chairlift.planning.measure_items import measure_items
 from chairlift.runners.function import FunctionRunner
 from chairlift.runners.items import Encoding, ItemInfo, TensorSpec
 

@@ -20,8 +20,6 @@ from support.encoder_factory import encoder_folder
 from support.model_factory import model_folder
 from support.simulated import exact_calls, few_candidates, noisy_profile
 
-from chairlift.bench import plan_command, plan_subject, plan_traffic
-from chairlift.bench.plan_report import PlanResults, _to_copy
 from chairlift.cli import main
 from chairlift.config.flags import add_flags
 from chairlift.config.items import ItemConfig
@@ -33,6 +31,8 @@ from chairlift.plan.planner import StrategyPlan
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
+from chairlift.planning import plan_command, plan_subject, plan_traffic
+from chairlift.planning.plan_report import PlanResults, _to_copy
 
 DESCRIBED = ("--rate", "5", "--input-lengths", "constant:8", "--output-lengths", "constant:4")
 

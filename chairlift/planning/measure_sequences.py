@@ -12,16 +12,17 @@ import msgspec
 
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import LATE, Load, Phase, changing_loop, closed_loop
-from chairlift.bench.measured_server import MEASURED, cpu_seconds, measured_server, resident_bytes
-from chairlift.bench.running_server import RunningServer
-from chairlift.bench.told_steps import ToldSteps
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import LEAST_SAMPLES, FrontCost, SequenceProfile
 from chairlift.plan.resampler import fit_steps
+from chairlift.planning.measured_server import MEASURED, cpu_seconds, measured_server, resident_bytes
+from chairlift.planning.running_server import RunningServer
+from chairlift.planning.told_steps import ToldSteps
 
-# The longest that a measurement may take.
-MOST_SECONDS = 60.0
+# For how long a measurement may be asked for, and how long it waits for requests without company: a busy server may
+# answer none.
+MOST_SECONDS, _PATIENCE_S = 60.0, 60.0
 # What the API does for those who say nothing: with a temperature a step sees all logits, and not just the likeliest.
 TEMPERATURE = 1.0
 # Token ids that every vocabulary has, and that are no special tokens.
@@ -32,19 +33,22 @@ _LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SHORT, _ANSWER = 16, 9
 _ALONE, _ALONE_SHARE = 24, 0.15
 # Prompts without company, which tell what attention to all that came before costs, and the share of the time they have.
-_PROMPTS, _ALONE_PROMPTS_SHARE = (256, 2048, 512, 1024, 128), 0.15
+_PROMPTS, _ALONE_PROMPTS_SHARE = (64, 256, 2048, 512, 1024, 128), 0.15
 # Prompts of the crowds, even in octaves, and so of a seventh of the longest on average; and answers. Of a slow model
 # both are shorter: a prompt for each slot, and one answer, take such shares of the time. Where prompts are too many
 # even so, crowds are smaller.
 _LONGEST, _LEAST_LONGEST, _SEVENTH, _PROMPTS_SHARE, _CROWD_SHARE = 1024, 64, 7, 0.1, 0.2
 _MEAN_ANSWER, _LEAST_ANSWER, _ANSWER_SHARE = 64, 8, 0.025
-# Of the time, what the wait for KV memory has. It is over when memory has grown by no more than this in between.
-_QUIET_SHARE, _QUIET_S, _GROWS = 0.2, 0.5, 2**24
+# Of the time, what prompts that use KV memory have, and the wait for the rest of it. That is over when memory has grown
+# by no more than this in between.
+_TOUCH_SHARE, _QUIET_SHARE, _QUIET_S, _GROWS = 0.08, 0.2, 0.5, 2**24
 # The crowds have at least this share of the time.
 _LEAST_SHARE = 0.3
 # A server tells of its last requests and steps: it is asked before there are more.
 _MOST_SENT, _MOST_TOKENS, _MOST_STEPS = 400, 100_000, 2000
-_LEAST_HOP_S, _LEAST_S = 2e-5, 1e-6
+_LEAST_HOP_S, _MOST_HOP_S, _LEAST_S = 2e-5, 1e-3, 1e-6
+# How often a server is asked for what its front answers by itself.
+_ROUND_TRIPS = 7
 
 
 class _Alone(NamedTuple):
@@ -81,7 +85,11 @@ class _Requests:
 
 
 def measure_sequences(
-    config: SequenceConfig, seconds: float = 40.0, on_progress: Callable[[float], object] = lambda share: None
+    config: SequenceConfig,
+    seconds: float = 40.0,
+    on_progress: Callable[[float], object] = lambda share: None,
+    *,
+    seed: int = 0,
 ) -> tuple[SequenceProfile, FrontCost]:
     """Serve a model and measure its server, as `measure_served_sequences` does. Raises Unavailable if that can't be."""
     check_seconds(seconds)
@@ -89,7 +97,11 @@ def measure_sequences(
     config = msgspec.structs.replace(config, target_ttft_ms=None, target_itl_ms=None, auto=False)
     with measured_server(config) as own:
         server = RunningServer(own.url)
-        return measure_served_sequences(server, server.model(MEASURED), config.slots, seconds, on_progress, own.pid)
+        about = server.model(MEASURED)
+        found, front = measure_served_sequences(
+            server, about, config.slots, seconds, on_progress, pid=own.pid, seed=seed
+        )
+    return msgspec.structs.replace(found, model=config.model), front
 
 
 def measure_served_sequences(
@@ -98,7 +110,9 @@ def measure_served_sequences(
     most: int,
     seconds: float,
     on_progress: Callable[[float], object],
+    *,
     pid: int | None = None,
+    seed: int = 0,
 ) -> tuple[SequenceProfile, FrontCost]:
     """Have ever more clients ask a server, `most` at last, and then ever fewer, for about so many seconds.
 
@@ -107,7 +121,7 @@ def measure_served_sequences(
     is here. Raises ConfigError if there is too little time for enough steps, and RequestFailed with the server's error.
     """
     check_seconds(seconds)
-    return _Measurement(server, about, most, seconds, on_progress, pid).run()
+    return _Measurement(server, about, most, seconds, on_progress, pid, seed).run()
 
 
 def check_seconds(seconds: float) -> None:
@@ -127,26 +141,27 @@ class _Measurement:
         seconds: float,
         on_progress: Callable[[float], object],
         pid: int | None,
+        seed: int,
     ) -> None:
         self._about, self._most, self._seconds, self._on_progress, self._pid = about, most, seconds, on_progress, pid
         name = str(about["id"])
-        self._told = ToldSteps(server, name)
+        self._server, self._told, self._telling = server, ToldSteps(server, name), 0.0
         server.check_priority("/v1/completions", {"model": name, "prompt": [_IDS[0]], "max_tokens": 1})
         self._target = server.target(name)
         most_tokens = int(about["max_model_len"])
         # With an answer of the crowds a prompt fits into the context; without company all but the answer's token is it.
         self._room, self._longest = max(most_tokens // 2, 1), max(most_tokens - 1, 1)
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
         self._began = time.monotonic()
 
     def run(self) -> tuple[SequenceProfile, FrontCost]:
         """Measure requests without company, and then crowds of them."""
+        self._use_memory()
         alone, front = self._without_company()
-        self._await_memory()
-        before = self._used()
+        before, self._telling = self._used(), 0.0
         load = self._crowds(_crowds(alone, self._seconds, self._most, self._room), alone)
-        used = self._used() - before - front.request * len(load.outcomes)
-        tokens = sum(len(outcome.times) for outcome in load.outcomes)
+        used = self._used() - before - self._telling - front.request * len(load.outcomes)
+        tokens = sum(outcome.tokens for outcome in load.outcomes)
         seen, steps = self._told.ask(), self._told.samples
         if len(steps) < LEAST_SAMPLES:
             raise ConfigError(f"only {len(steps)} steps were timed in {self._seconds:g} s; give it more time")
@@ -166,27 +181,38 @@ class _Measurement:
         """What a request takes without company, and what of that the front takes."""
         short, answer = min(_SHORT, self._room), min(_ANSWER, self._room)
         first = median(self._times(short, 1, 1))
-        number = max(min(int(_ALONE_SHARE * self._seconds / max(first, _LEAST_S)), _ALONE), 3)
+        number = max(min(int(_ALONE_SHARE * self._seconds / max(first, _LEAST_S)), _ALONE), 1)
         before = self._used()
         whole = median(self._times(short, 1, number))
-        used = (self._used() - before) / number
+        used = (self._used() - before) / number if self._pid is not None else self._round_trip()
         front = FrontCost(hop=_LEAST_HOP_S)
-        # Of a model so slow that these are too few the front counts as free: next to its steps it is.
+        # Of a model so slow that nothing is told yet the front counts as free: next to its steps it is.
         with suppress(ConfigError):
             seen = self._told.ask().requests
             inside = [each.first - each.arrival for each in seen if each.first is not None and each.size == short]
             beside = max(whole - median(inside), 0.0) if inside else 0.0
             request = min(beside, used)
-            front = FrontCost(request=request, hop=max((beside - request) / 2, _LEAST_HOP_S))
-        output_token = max((median(self._times(short, answer, 3)) - whole) / max(answer - 1, 1), _LEAST_S)
-        return _Alone(self._prompts(short, whole), output_token), front
+            front = FrontCost(request=request, hop=min(max((beside - request) / 2, _LEAST_HOP_S), _MOST_HOP_S))
+        answers = median(self._times(short, answer, min(number, 3)))
+        output_token = max((answers - whole) / max(answer - 1, 1), _LEAST_S)
+        return _Alone(self._prompts(short, whole, _ALONE_PROMPTS_SHARE), output_token), front
 
-    def _prompts(self, short: int, whole: float) -> float:
+    def _round_trip(self) -> float:
+        """Seconds of the shortest request, which the front answers by itself."""
+        times = []
+        for _ in range(_ROUND_TRIPS):
+            began = time.perf_counter()
+            self._server.get("/version")
+            times.append(time.perf_counter() - began)
+        return median(times)
+
+    def _prompts(self, short: int, whole: float, share: float) -> float:
         """Seconds that a token of a prompt takes without company, of many lengths; a short one takes `whole`."""
-        end, rounds = time.monotonic() + _ALONE_PROMPTS_SHARE * self._seconds, cycle(_PROMPTS)
+        end, rounds = time.monotonic() + share * self._seconds, cycle(_PROMPTS)
         found: list[float] = []
         while not found or time.monotonic() < end:
-            length = min(next(rounds), self._longest)
+            fits = int((end - time.monotonic()) / found[-1]) if found else _PROMPTS[0]
+            length = max(min(next(rounds), self._longest, fits), short)
             seconds = median(self._times(length, 1, 1))
             found.append(max((seconds - whole) / max(length - short, 1), _LEAST_S))
         return median(found)
@@ -194,19 +220,29 @@ class _Measurement:
     def _times(self, prompt: int, answer: int, number: int) -> list[float]:
         """Seconds from sending to the end of requests that come one after the other."""
         requests = [request_of(self._target, self._rng, prompt, answer) for _ in range(number)]
-        outcomes = closed_loop(self._target, requests, 1, None).outcomes
+        outcomes = closed_loop(self._target, requests, 1, None, _PATIENCE_S).outcomes
+        if any(outcome.error == LATE for outcome in outcomes):
+            raise RequestFailed(f"{number} short requests without company were not answered in {_PATIENCE_S:g} s")
         _check(outcomes)
         self._on_progress(self._passed())
         return [outcome.ended - outcome.sent for outcome in outcomes]
 
-    def _await_memory(self) -> None:
-        """Wait a little for a server that fetches all of its KV memory, as one that has been up for a while has."""
+    def _use_memory(self) -> None:
+        """Have a new server fetch all of its KV memory, as one that has been up for a while has, and forget its steps.
+
+        It does so once prompts have used some of it and nothing is asked of it any more.
+        """
+        if self._pid is None:
+            return
+        self._prompts(1, 0.0, _TOUCH_SHARE)
         end = time.monotonic() + _QUIET_SHARE * self._seconds
         before, now = 0, self._resident()
         while now > before + _GROWS and (left := end - time.monotonic()) > 0:
             time.sleep(min(_QUIET_S, left))
             before, now = now, self._resident()
             self._on_progress(self._passed())
+        with suppress(ConfigError):
+            self._told.forget()
 
     def _crowds(self, crowds: _Crowds, alone: _Alone) -> Load:
         """Requests of many lengths, from ever more clients, and then from ever fewer."""
@@ -219,7 +255,9 @@ class _Measurement:
             self._on_progress(self._passed())
             steps = (time.monotonic() - asked) / alone.output_token
             if requests.sent > _MOST_SENT or requests.tokens > _MOST_TOKENS or steps > _MOST_STEPS:
+                before = self._used()
                 self._told.ask()
+                self._telling += self._used() - before
                 requests.sent = requests.tokens = 0
                 asked = time.monotonic()
 

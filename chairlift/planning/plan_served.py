@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 
-from chairlift.bench.measure_sequences import measure_served_sequences
-from chairlift.bench.measure_served_items import measure_served_items
-from chairlift.bench.plan_subject import (
+from chairlift.bench.raw_results import machine_in_words
+from chairlift.config.flags import dashed
+from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.strategy import STRATEGIES
+from chairlift.errors import ConfigError
+from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
+from chairlift.planning.measure_sequences import measure_served_sequences
+from chairlift.planning.measure_served_items import measure_served_items
+from chairlift.planning.plan_subject import (
     SETTINGS,
     Subject,
     examples_for,
@@ -17,16 +24,9 @@ from chairlift.bench.plan_subject import (
     open_sequences,
     progress_bar,
 )
-from chairlift.bench.plan_traffic import is_described
-from chairlift.bench.raw_results import machine_in_words
-from chairlift.bench.running_server import RunningServer
-from chairlift.bench.served_traffic import served_traffic
-from chairlift.config.flags import dashed
-from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
-from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.strategy import STRATEGIES
-from chairlift.errors import ConfigError
-from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
+from chairlift.planning.plan_traffic import is_described
+from chairlift.planning.running_server import RunningServer
+from chairlift.planning.served_traffic import check_tells, served_traffic
 from chairlift.runners.items import TEXT_TASKS
 
 _UNSEEN_CALLS = (
@@ -108,7 +108,8 @@ def _measured(
     """Send requests, and say so."""
     if isinstance(now, SequenceConfig):
         _check_answers_one(now)
-    said = f"for at most {seconds:g} s, at a low priority, to at most half of its slots"
+        check_tells(server, str(about["id"]))
+    said = f"for about {seconds:g} s, at a low priority, to at most half of its slots"
     print(f"note: this sends requests to {server.url} {said}", file=sys.stderr)
     others = server.busy()
     profile: SequenceProfile | ItemProfile

@@ -8,11 +8,7 @@ import pytest
 from support.serve_process import language_model, servers
 from support.simulated import exact_profile
 
-from chairlift.bench import told_steps
 from chairlift.bench.load import Phase
-from chairlift.bench.measure_sequences import _Alone, _Crowds, _crowds, _phases, measure_sequences
-from chairlift.bench.running_server import RunningServer
-from chairlift.bench.told_steps import ToldSteps
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.errors import ConfigError, RequestFailed, Unavailable
@@ -21,6 +17,10 @@ from chairlift.plan.seen_traffic import SeenRequest, SeenSequences, SeenStep
 from chairlift.plan.sequences import SequenceModel
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
+from chairlift.planning import told_steps
+from chairlift.planning.measure_sequences import _Alone, _Crowds, _crowds, _phases, measure_sequences
+from chairlift.planning.running_server import RunningServer
+from chairlift.planning.told_steps import ToldSteps
 
 
 @pytest.mark.processes

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from chairlift.bench.measure_sequences import check_seconds
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, ItemProfile
 from chairlift.plan.resampler import fit_calls
+from chairlift.planning.measure_sequences import check_seconds
 from chairlift.runners.function import FunctionRunner
 from chairlift.runners.host_cpus import usable_cpus
 from chairlift.runners.host_memory import process_bytes

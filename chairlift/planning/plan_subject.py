@@ -183,7 +183,7 @@ def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
 
 def _measured_sequences(config: SequenceConfig, seconds: float) -> MachineProfile:
     """Steps of a server with as many slots, and as many tokens a step, as a plan may propose."""
-    from chairlift.bench.measure_sequences import check_seconds, measure_sequences
+    from chairlift.planning.measure_sequences import check_seconds, measure_sequences
     from chairlift.runners.check_model import check_model
 
     check_seconds(seconds)
@@ -207,9 +207,9 @@ def _free_memory() -> None:
 
 def _measured_items(config: ItemConfig, seconds: float, examples: list[Any]) -> MachineProfile:
     """Calls by themselves, and then a server of the same model, for what its front takes."""
-    from chairlift.bench.measure_item_front import measure_item_front
-    from chairlift.bench.measure_items import measure_items
-    from chairlift.bench.measure_sequences import check_seconds
+    from chairlift.planning.measure_item_front import measure_item_front
+    from chairlift.planning.measure_items import measure_items
+    from chairlift.planning.measure_sequences import check_seconds
     from chairlift.runners.check_model import check_model
     from chairlift.runners.make_runner import make_runner
 

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from chairlift.bench.running_server import RunningServer
-from chairlift.bench.served_traffic import told_traffic
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import StepSample
 from chairlift.plan.seen_traffic import SeenSequences, step_samples
+from chairlift.planning.running_server import RunningServer
+from chairlift.planning.served_traffic import TOO_LITTLE, told_traffic
 
 
 class ToldSteps:
@@ -20,17 +20,22 @@ class ToldSteps:
         self.samples: list[StepSample] = []
         self._until = 0.0
 
+    def forget(self) -> None:
+        """Forget the steps so far. Raises as `ask`."""
+        self.ask()
+        self.samples.clear()
+
     def ask(self) -> SeenSequences:
         """Ask for what it had lately. Raises ConfigError if that is too little, and RequestFailed."""
         try:
             seen = told_traffic(self._server, self._name)
         except RequestFailed as error:
-            if "too_little_traffic" not in str(error):
+            if TOO_LITTLE not in str(error):
                 raise
-            raise ConfigError(
-                "the server answered too few requests for its times to be known: give it more time"
-            ) from None
-        assert isinstance(seen, SeenSequences)
+            problem = "the server answered too few requests for its times to be known: give it more time"
+            raise ConfigError(problem) from None
+        if not isinstance(seen, SeenSequences):
+            raise ConfigError(f"the server tells of {self._name} as of a model without steps")
         samples = step_samples(seen.steps, seen.requests, seen.profile.block_size)
         for step, sample in zip(seen.steps, samples, strict=True):
             if step.ended > self._until:

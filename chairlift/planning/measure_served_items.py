@@ -7,12 +7,12 @@ from itertools import cycle, islice, product
 from math import prod
 from typing import Any
 
-from chairlift.bench.measure_sequences import check_seconds
-from chairlift.bench.running_server import HttpAnswer, RunningServer
 from chairlift.config.items import ItemConfig
 from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, FrontCost, ItemProfile
 from chairlift.plan.resampler import fit_calls, line_through
+from chairlift.planning.measure_sequences import check_seconds
+from chairlift.planning.running_server import HttpAnswer, RunningServer
 
 # Token ids that every vocabulary has, and that are no special tokens.
 _IDS = range(10, 100)
