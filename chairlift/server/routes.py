@@ -296,7 +296,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/traffic",
         traffic_routes.show_traffic,
-        "A model's last minutes: requests, without text, steps; without keys for loopback only",
+        "A model's last minutes: requests and steps, no text; without keys for loopback only",
         right="admin",
         local=True,
         query=traffic_routes.TRAFFIC_QUERY,
