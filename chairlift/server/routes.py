@@ -332,7 +332,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/live",
         live_routes.watch_server,
-        "Models, slots, tenants and batches as they change; without keys for loopback only",
+        "Models, slots, tenants, batches as they change; without keys for loopback only",
         answer="server-sent events",
         right="admin",
         local=True,
