@@ -4,7 +4,8 @@
 For each traffic and target `chairlift plan` is run as anybody runs it, and timed; the first of them measures the model,
 and saves that for the others. Then a server with each of the `grid`'s settings, and one with each plan's, meets the
 same traffic at shares of the rates that the plans promise. A setting's goodput is the most requests a second that were
-inside the target at any of these rates: the first token in time, and 95% of the gaps between two.
+inside the target at any of these rates: the first token in time, and 95% of its own gaps. (A plan promises less: 95% of
+all gaps, of whichever requests. So that is told too.)
 Settings that at the lowest rate reach less than half of the best plan's goodput are spared the others. What is best of
 so many noisy runs is best by luck too, so the plans and the best few are measured again in more rounds, in turn, and
 only these decide. At the end the simulator meets the same requests with each of the settings: how many pairs of them it
@@ -22,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import combinations, pairwise
+from math import ceil, inf
+from operator import sub
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +75,15 @@ _KV_GB = 0.5
 _APART = 0.15
 # Of the gaps between tokens, as `chairlift plan` has it.
 _PERCENTILE = 0.95
+_NEVER_MS = 3.6e6
+
+
+class Reached(NamedTuple):
+    """At each rate: for each target the requests a second inside it, and milliseconds at the 95th percentile, of all
+    first tokens and of all gaps, which is what a plan promises."""
+
+    inside: dict[str, list[float]]
+    p95: list[tuple[float, float]]
 
 
 class Job(NamedTuple):
@@ -139,10 +151,10 @@ def sweep(
         for job in jobs:
             found = goodputs(args, job, trace, rates, least if job not in own else None, args.seconds, 1)
             _add(recording, traffic, job, "once", 1, found)
-            reached[job.name] = {target: max(values) for target, values in found.items()}
+            reached[job.name] = {target: max(values) for target, values in found.inside.items()}
             if job in own:
                 for target in TARGETS:
-                    least[target] = max(least[target], 0.5 * found[target][0])
+                    least[target] = max(least[target], 0.5 * found.inside[target][0])
             bar.update()
         final = finalists(own, jobs, reached, args.best) if args.rounds else []
         bar.total = len(jobs) + args.rounds * len(final)
@@ -158,18 +170,17 @@ def sweep(
 
 def foretold(
     args: argparse.Namespace, job: Job, trace: Sequence[TraceRequest], rates: Sequence[float], profile: Path
-) -> dict[str, list[float]]:
+) -> Reached:
     """What `goodputs` would be by the simulator."""
     machine = MachineProfile.load(profile)
     (model,) = machine.models.values()
     assert isinstance(model, SequenceProfile)
     config = settings_of(args.model, [*_common(args), *job.flags])
     simulable = SequenceCase(model, tuple(trace), front=machine.front).model(config)
-    found: dict[str, list[float]] = {target: [] for target in TARGETS}
+    found = Reached({target: [] for target in TARGETS}, [])
     for rate in rates:
-        load = simulated(simulable, machine.front, at_load(trace, rate, args.seconds), args.drain)
-        for name, slo in TARGETS.items():
-            found[name].append(sum(kept(each, slo) for each in load.outcomes) / args.seconds)
+        sent = at_load(trace, rate, args.seconds)
+        note(found, simulated(simulable, machine.front, sent, args.drain).outcomes, args.seconds)
     return found
 
 
@@ -228,24 +239,37 @@ def goodputs(
     least: dict[str, float] | None,
     seconds: float,
     number: int,
-) -> dict[str, list[float]]:
-    """For each target the requests a second that were inside it, at each rate that was measured.
+) -> Reached:
+    """What a server reaches at each rate.
 
     With `least` the first rate is the last where it brings less than that for all targets. The prompts are those of
     round `number`, others at each rate.
     """
-    found: dict[str, list[float]] = {target: [] for target in TARGETS}
+    found = Reached({target: [] for target in TARGETS}, [])
     with _serving(args, job.flags) as target:
         _warm_up(args, target, trace)
         for rate in rates:
             sent = at_load(trace, rate, seconds)
             prompts = PromptMaker(args.vocab, f"{number} {rate:g}")
             load = replay(target, sent, "completions", prompts, args.drain)
-            for name, slo in TARGETS.items():
-                found[name].append(sum(kept(each, slo) for each in load.outcomes) / seconds)
-            if least is not None and all(found[name][0] < least[name] for name in TARGETS):
+            note(found, load.outcomes, seconds)
+            if least is not None and all(found.inside[name][0] < least[name] for name in TARGETS):
                 break
     return found
+
+
+def note(found: Reached, outcomes: Sequence[Outcome], seconds: float) -> None:
+    """Add what was reached at a rate. Whoever was not answered waits for ever."""
+    for name, slo in TARGETS.items():
+        found.inside[name].append(sum(kept(each, slo) for each in outcomes) / seconds)
+    firsts = sorted(ttft(each) * 1000 if each.error is None else inf for each in outcomes)
+    gaps = sorted(1000 * gap for each in outcomes for gap in map(sub, each.times[1:], each.times))
+    found.p95.append((_at_95(firsts), _at_95(gaps)))
+
+
+def _at_95(ordered: Sequence[float]) -> float:
+    """The least that 95% are not above, at most an hour; 0 of none."""
+    return min(ordered[max(ceil(_PERCENTILE * len(ordered)), 1) - 1], _NEVER_MS) if ordered else 0.0
 
 
 def _warm_up(args: argparse.Namespace, target: Target, trace: Sequence[TraceRequest]) -> None:
@@ -273,10 +297,10 @@ def finalists(own: Sequence[Job], jobs: Sequence[Job], reached: dict[str, dict[s
     return kept
 
 
-def _add(recording: Recording, traffic: str, job: Job, stage: str, number: int, found: dict[str, list[float]]) -> None:
-    for target, values in found.items():
+def _add(recording: Recording, traffic: str, job: Job, stage: str, number: int, found: Reached) -> None:
+    for target, values in found.inside.items():
         about = {"traffic": traffic, "target": target, "settings": job.name, "stage": stage, "round": number}
-        recording.add({**about, "goodput": max(values), "at_each_rate": values})
+        recording.add({**about, "goodput": max(values), "at_each_rate": values, "p95_at_each_rate": found.p95})
 
 
 def _common(args: argparse.Namespace) -> list[str]:
@@ -344,16 +368,23 @@ def _at_the_promised(results: Results, traffic: str, plan: dict[str, Any], plans
     rates = merged(share * each["rate"] for each in plans for share in settings.get("shares", UNSAVED_SHARES))
     place = min(range(len(rates)), key=lambda index: abs(rates[index] / plan["rate"] - 1))
     offered = max(round(rates[place] * settings["seconds"]), 2) / settings["seconds"]
-    inside = [
-        100 * run["at_each_rate"][place] / offered
+    own = [
+        run
         for run in results["runs"]
         if (run["traffic"], run["target"], run["settings"]) == (traffic, target, plan_name(target))
         and run["stage"] == "again"
     ]
+    inside = [100 * run["at_each_rate"][place] / offered for run in own]
     # Rates so near to each other were measured once.
     near = abs(rates[place] / plan["rate"] - 1) <= _NEAR
     where = "at the promised rate" if near else f"at {rates[place]:.2f}/s, the nearest measured"
-    return f"{where}: {spread_of(inside, '{:.0f}%')} inside"
+    said = f"{where}: {spread_of(inside, '{:.0f}%')} inside"
+    if not all("p95_at_each_rate" in run for run in own):
+        return said
+    firsts, gaps = zip(*(run["p95_at_each_rate"][place] for run in own), strict=True)
+    return (
+        f"{said}; p95 of all first tokens {spread_of(firsts, '{:.0f}')} ms, of all gaps {spread_of(gaps, '{:.0f}')} ms"
+    )
 
 
 def _orders(results: Results) -> list[str]:

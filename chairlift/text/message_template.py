@@ -140,8 +140,8 @@ class MessageTemplates:
     """The chats of a model's texts and pairs. Safe to share between threads: nothing changes after it is made."""
 
     def __init__(self, tokenizer: Tokenizer, chat: ChatFormat, files: SentenceFiles, max_tokens: int) -> None:
-        """Raises UnsupportedModel for a template that is not for what the model does unasked, and ConfigError for one
-        that leaves no room for texts."""
+        """Raises UnsupportedModel for a template that is neither for texts nor, where the model judges them, for pairs,
+        and ConfigError for one that leaves no room for texts."""
         self._tokenizer, self._chat, self._max_tokens = tokenizer, chat, max_tokens
         prompts = files.prompts or {}
         if len(prompts) > _MOST_PROMPTS:
@@ -152,21 +152,24 @@ class MessageTemplates:
         self._texts |= {name: self._made(_TEXT, said) for name, said in prompts.items()}
         self._pair = self._made(_PAIR, default) if files.judges else None
         self._instructed = self._made(_INSTRUCTED) if files.judges else None
-        needed = self._pair or self._texts[files.default_prompt]
-        if not isinstance(needed, MessageTemplate):
-            raise needed
+        text = self._texts[files.default_prompt]
+        # Who judges pairs may judge single texts alone.
+        if isinstance(text, Exception) and not isinstance(self._pair, MessageTemplate):
+            raise self._pair or text
 
     def of_text(self, prompt_name: str | None) -> MessageTemplate:
         """That of a text with a prompt of the folder's. Raises InvalidRequest if the chat template is not for such."""
         found = self._texts[prompt_name]
         if not isinstance(found, MessageTemplate):
-            advice = "; send pairs of texts" if self._pair else ""
+            advice = "; send pairs of texts" if isinstance(self._pair, MessageTemplate) else ""
             raise InvalidRequest(f"{found}{advice}")
         return found
 
     def of_pair(self) -> MessageTemplate | None:
-        """That of a query and a document; None if the model judges none."""
-        return self._pair if isinstance(self._pair, MessageTemplate) else None
+        """That of a query and a document; None if the model judges none. Raises InvalidRequest as `of_text`."""
+        if isinstance(self._pair, Exception):
+            raise InvalidRequest(f"{self._pair}; send single texts")
+        return self._pair
 
     def instructed(self, instruction: str) -> MessageTemplate:
         """That of a pair, with an instruction in the place of the folder's. Raises InvalidRequest."""

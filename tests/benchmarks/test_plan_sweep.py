@@ -89,6 +89,17 @@ def test_a_request_is_inside_if_nearly_all_gaps_are() -> None:
     assert plan_sweep.kept(Outcome(10.0, 10.0, 10.1, [10.1], 1), slo)
 
 
+def test_what_a_plan_promises_is_told_of_all_requests_and_gaps_together() -> None:
+    found = plan_sweep.Reached({target: [] for target in plan_sweep.TARGETS}, [])
+    quick = [Outcome(10.0, 10.0, 11.0, [10.1 + 0.01 * number for number in range(20)], 20) for _ in range(19)]
+    slow = Outcome(10.0, 10.0, 11.0, [10.5, 10.9], 2)
+    plan_sweep.note(found, [*quick, slow], 10.0)
+    assert found.inside == {"brisk": [1.9], "patient": [1.9]}
+    assert found.p95 == [pytest.approx((100.0, 10.0))]
+    plan_sweep.note(found, [quick[0], Outcome(10.0, 10.0, 11.0, [], 0, error="refused")], 10.0)
+    assert found.p95[1][0] == 3.6e6
+
+
 @pytest.mark.parametrize("name", plan_sweep.TRAFFICS)
 def test_traffics_are_the_same_each_time(name: str) -> None:
     first, second = (plan_sweep.synthetic(plan_sweep.TRAFFICS[name], 50.0) for _ in range(2))

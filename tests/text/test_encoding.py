@@ -315,11 +315,6 @@ def test_of_pairs_that_are_chats_only_the_texts_are_cut(template: str, side: Any
 @pytest.mark.parametrize(
     ("template", "chat", "message"),
     [
-        (
-            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-            {},
-            "no place for the roles query and document",
-        ),
         ("{{ messages[0].content }}{{ messages[0].content }}{{ messages[1].content }}", {}, "once each"),
         ("{{ messages[0].content }}{{ messages[1].content | replace(' ', '') }}", {}, "changes query or document"),
         ("{{ raise_exception('no such role') }}", {}, "no such role; a model that judges pairs needs"),
@@ -331,6 +326,14 @@ def test_of_pairs_that_are_chats_only_the_texts_are_cut(template: str, side: Any
 def test_templates_that_are_not_for_pairs(template: str, chat: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises((UnsupportedModel, ConfigError), match=message):
         chatting(tmp_path, "bytelevel", template, **chat)
+
+
+def test_a_model_may_judge_single_texts_alone(tmp_path: Path) -> None:
+    user = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|end|>{% endfor %}"
+    encoder, reference = chatting(tmp_path, "bytelevel", user)
+    assert encoder.encode_texts(["hello"])[0].token_ids == reference.encode("hello<|end|>", add_special_tokens=False)
+    with pytest.raises(InvalidRequest, match=r"no place for the roles query and document.*; send single texts"):
+        encoder.encode_pairs([("hello", "world")])
 
 
 USER = (
