@@ -13,6 +13,7 @@ import msgspec
 from chairlift.bench.completion_stream import Outcome, Target
 from chairlift.bench.load import LATE, Load, Phase, changing_loop, closed_loop
 from chairlift.config.sequences import SequenceConfig
+from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import LEAST_SAMPLES, FrontCost, SequenceProfile
 from chairlift.plan.resampler import fit_steps
@@ -121,6 +122,7 @@ def measure_served_sequences(
     is here. Raises ConfigError if there is too little time for enough steps, and RequestFailed with the server's error.
     """
     check_seconds(seconds)
+    check_answers_one(about["settings"]["strategy"])
     return _Measurement(server, about, most, seconds, on_progress, pid, seed).run()
 
 
@@ -128,6 +130,13 @@ def check_seconds(seconds: float) -> None:
     """Raise ConfigError for a time in which nothing can be measured, or that nobody wants to wait for."""
     if not 0 < seconds <= MOST_SECONDS:
         raise ConfigError(f"a measurement takes more than 0 and at most {MOST_SECONDS:g} seconds, got {seconds:g}")
+
+
+def check_answers_one(name: str) -> None:
+    """Raise ConfigError for a strategy by which a server waits for full batches, however long."""
+    strategy = STRATEGIES[name]
+    if strategy.closes_batch and "max_wait_ms" not in strategy.settings:
+        raise ConfigError(f"a {name} server answers full batches only: plan with its folder, or a --profile")
 
 
 class _Measurement:

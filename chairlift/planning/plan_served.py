@@ -11,10 +11,9 @@ from chairlift.bench.raw_results import machine_in_words
 from chairlift.config.flags import dashed
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.errors import ConfigError
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
-from chairlift.planning.measure_sequences import measure_served_sequences
+from chairlift.planning.measure_sequences import check_answers_one, measure_served_sequences
 from chairlift.planning.measure_served_items import measure_served_items
 from chairlift.planning.plan_subject import (
     SETTINGS,
@@ -107,9 +106,10 @@ def _measured(
 ) -> MachineProfile:
     """Send requests, and say so."""
     if isinstance(now, SequenceConfig):
-        _check_answers_one(now)
+        check_answers_one(now.strategy)
         check_tells(server, str(about["id"]))
-    said = f"for about {seconds:g} s, at a low priority, to at most half of its slots"
+    said = f"for about {seconds:g} s, at a low priority"
+    said += ", to at most half of its slots" if isinstance(now, SequenceConfig) else ", one at a time"
     print(f"note: this sends requests to {server.url} {said}", file=sys.stderr)
     others = server.busy()
     profile: SequenceProfile | ItemProfile
@@ -123,13 +123,6 @@ def _measured(
     if others:
         notes.append(f"it had {others} other requests when that began, and what they took is in these times")
     return MachineProfile(machine=_machine(server), front=front, models={str(about["id"]): profile})
-
-
-def _check_answers_one(now: SequenceConfig) -> None:
-    """Raise ConfigError for a server that waits for full batches."""
-    strategy = STRATEGIES[now.strategy]
-    if strategy.closes_batch and "max_wait_ms" not in strategy.settings:
-        raise ConfigError(f"a {now.strategy} server answers full batches only: plan with its folder, or a --profile")
 
 
 def _machine(server: RunningServer) -> str:
