@@ -22,8 +22,10 @@ import torch
 import workloads
 
 from chairlift.core.sequences.blocks import BlockPool
-from chairlift.core.sequences.request import Request, SamplingParams, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.step import StepResult
 from chairlift.core.sequences.strategy import make_strategy
 from chairlift.hub.resolve import located
 from chairlift.ops.base import Quantization

@@ -18,8 +18,10 @@ from typing import NamedTuple
 from chairlift.bench.raw_results import Column, Recording, Results, caption, start, table
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LatencyBudget
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.core.sequences.strategy import make_strategy
 
 BLOCK_SIZE = 16

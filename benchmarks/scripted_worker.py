@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Step, StepResult
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.engine.lifeline import Lifeline
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import Ready

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from chairlift.async_llm import AsyncLLM
     from chairlift.batching import batched
     from chairlift.beam_search import BeamSearchParams
-    from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
+    from chairlift.core.sequences.sampling_params import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
     from chairlift.llm import LLM
     from chairlift.outputs import (
@@ -44,8 +44,8 @@ _HOMES = {
     "BeamSearchParams": "chairlift.beam_search",
     "LLM": "chairlift.llm",
     "batched": "chairlift.batching",
-    "SamplingParams": "chairlift.core.sequences.request",
-    "StructuredOutputsParams": "chairlift.core.sequences.request",
+    "SamplingParams": "chairlift.core.sequences.sampling_params",
+    "StructuredOutputsParams": "chairlift.core.sequences.sampling_params",
     "CompletionOutput": "chairlift.outputs",
     "RequestOutput": "chairlift.outputs",
     "ClassificationRequestOutput": "chairlift.outputs",

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from chairlift.beam_search import BeamSearchParams, beam_search
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
 from chairlift.hub.resolve import located

@@ -10,14 +10,9 @@ from typing import Any
 from chairlift.config.other_names import hint
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import (
-    Request,
-    SamplingParams,
-    TokenLogprob,
-    Unservable,
-    fan_out,
-    possible_words,
-)
+from chairlift.core.sequences.request import Request, Unservable, fan_out, possible_words
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from chairlift.bench.perplexity import WINDOW, Surprise, surprise, windows_of
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.llm import LLM
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from statistics import stdev
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.llm import LLM
 from chairlift.text.tokenizer import Tokenizer

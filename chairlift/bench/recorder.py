@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
-from chairlift.core.sequences.request import Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.runners.sequences import GrammarDone, SequenceInfo, SequenceRunner
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from chairlift.bench.recorder import Recorder
 from chairlift.bench.workload import TimedRequest
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import StepOutput
 from chairlift.runners.sequences import SequenceRunner

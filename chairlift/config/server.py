@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from chairlift.core.sequences.request import MAX_STOP_CHARS, MAX_STOP_CHARS_TOTAL, MAX_STOP_STRINGS
+from chairlift.core.sequences.sampling_params import MAX_STOP_CHARS, MAX_STOP_CHARS_TOTAL, MAX_STOP_STRINGS
 from chairlift.errors import ConfigError
 
 _AT_LEAST_ONE = (

@@ -11,8 +11,10 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason, Shed, ShedReason
 from chairlift.core.queue import QueueLimit
 from chairlift.core.sequences.calibration import Probe, ProbeStep, fitted, learn, steps_of
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult, Unservable, check_fits
+from chairlift.core.sequences.request import Request, Unservable, check_fits
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.core.sequences.turn import Turn
 from chairlift.plan.machine_profile import SequenceProfile
 from chairlift.plan.resampler import StepTimes, expected_seconds

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from chairlift.core.cost import ExpertReads
-from chairlift.core.sequences.request import Step, StepResult
+from chairlift.core.sequences.step import Step, StepResult
 
 # Called with what holds a compiled grammar, which is found as long as somebody has it, or with what is wrong with it.
 GrammarDone = Callable[[object], None]

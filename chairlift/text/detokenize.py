@@ -11,7 +11,7 @@ import msgspec
 import tokenizers
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.text.stop import StopAutomaton, StopStrings
 
 # Enough neighbours for any decoder that looks around; a longer tail would only cost time.

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import read_object
 

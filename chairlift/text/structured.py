@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from chairlift.bodies import MAX_DEPTH, is_deep
-from chairlift.core.sequences.request import StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.text.schema_patterns import mended
 

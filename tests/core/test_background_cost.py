@@ -9,9 +9,11 @@ import pytest
 from chairlift.core.cost import CostModel
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.core.sequences.strategy import make_strategy
 
 COUNT = 64

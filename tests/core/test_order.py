@@ -8,7 +8,8 @@ from chairlift.core.items.item import Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.waiting import WaitingItems
 from chairlift.core.queue import ORDERS, QueueOrder, WaitingQueue
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.sequence import Sequence
 
 ORDER = st.builds(QueueOrder, st.sampled_from(list(ORDERS)), st.floats(0, 10), st.floats(0, 1))

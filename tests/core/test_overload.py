@@ -12,7 +12,7 @@ from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
 from chairlift.core.sequences.overload import ForeseenMoment, LoadShedder, RatioQuantile
 from chairlift.core.sequences.ratio_band import RatioBand
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 
 STEP = Coefficients(0.1, 0.0, 0.0, 0.0)
 LIMITS = StepLimits(slots=2, tokens=100, num_blocks=1000, block_size=16)

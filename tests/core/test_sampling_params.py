@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

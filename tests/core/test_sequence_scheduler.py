@@ -11,8 +11,10 @@ from support.sequences_world import Setup, World, make_request
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences import sequence
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.sequence import block_hash
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.core.sequences.strategy import make_strategy
 
 PREFIX = [11, 12, 13, 14, 21, 22, 23, 24]  # two blocks of 4

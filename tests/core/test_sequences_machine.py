@@ -18,7 +18,7 @@ from support.histories import digest, draw_request, draw_settings, draw_setup, r
 from support.parallel import in_two_processes, some_and_all
 from support.sequences_world import STRATEGIES, Setup, World, make_request
 
-from chairlift.core.sequences.request import Step
+from chairlift.core.sequences.step import Step
 
 ROOT = Path(__file__).parents[2]
 NUM_SHRINKABLE = 150

@@ -11,8 +11,8 @@ from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
-from chairlift.core.sequences.request import Step, StepResult
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.core.sequences.strategy import make_strategy
 
 TOKEN = 1e-3

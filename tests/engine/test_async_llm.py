@@ -12,7 +12,8 @@ from support.model_factory import edited_folder
 from support.text_tokenizers import build
 
 import chairlift
-from chairlift.core.sequences.request import SamplingParams, Step, StepResult, StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import SamplingParams, StructuredOutputsParams
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, InvalidRequest, Unavailable

@@ -14,7 +14,9 @@ from support.streams import num_tokens
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.budget import FLOOR, LatencyBudget
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import QueueFull

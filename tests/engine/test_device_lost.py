@@ -8,7 +8,9 @@ import torch
 from support.model_factory import model_folder
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.items.call import CallFailed
 from chairlift.engine.items.worker import compute

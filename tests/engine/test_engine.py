@@ -13,7 +13,9 @@ from support.model_factory import model_folder
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.budget import StepTimeBudget
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate, StepOutput
 from chairlift.runners.decoder.runner import DecoderRunner

@@ -14,7 +14,8 @@ from support.streams import num_tokens
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
 from chairlift.core.sequences.live_settings import apply_settings
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.messages import EngineStats
 

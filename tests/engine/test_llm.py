@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 import chairlift
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.llm import LLM

@@ -12,7 +12,8 @@ from support.model_factory import model_folder
 from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.machine import Machine
 from chairlift.engine.sequences.client import SequenceClient
 

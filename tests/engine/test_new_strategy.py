@@ -15,7 +15,8 @@ from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load
 from chairlift.core.decision import Reason
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.strategy import STRATEGIES, Admission, Strategy, WaitingView
 from chairlift.engine.sequences.engine import Engine
 from chairlift.errors import ConfigError

@@ -13,7 +13,8 @@ from support.streams import num_tokens, updates_of
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import ExpertReads
 from chairlift.core.finished import ShedReason
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull

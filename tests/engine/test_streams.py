@@ -6,7 +6,9 @@ import time
 import pytest
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, SamplingParams, TokenLogprob
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.engine.sequences.updates import MOST_AT_ONCE, Updates

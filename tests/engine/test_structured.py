@@ -18,8 +18,9 @@ import pytest
 from support.native_isa import needs_native
 
 from chairlift import LLM, SamplingParams, StructuredOutputsParams
-from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.standing import SequenceState, Standing
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
 from chairlift.outputs import CompletionOutput

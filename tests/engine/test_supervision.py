@@ -23,7 +23,8 @@ from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.lifeline import HEARTBEAT_S
 from chairlift.engine.sequences import messages
 from chairlift.engine.sequences.client import SequenceClient

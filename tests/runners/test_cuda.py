@@ -6,7 +6,7 @@ import torch
 from support.decoder_harness import Harness, make_request, make_runner, prompts
 from support.model_factory import model_folder
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.ops.base import Draws
 from chairlift.ops.drawing import exclude_tokens
 from chairlift.ops.encoder import text_means

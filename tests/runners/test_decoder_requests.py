@@ -5,7 +5,7 @@ import torch
 from support.decoder_harness import Harness, make_request, make_runner
 from support.model_factory import model_folder, reference_model
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.runners.decoder.runner import DecoderRunner
 
 PROMPT = [5, 80, 211, 7, 7, 300, 12, 19, 44, 101, 3]

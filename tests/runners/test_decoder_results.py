@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from support.decoder_harness import GREEDY, Harness, make_request, make_runner
 from support.model_factory import model_folder
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.runners.decoder import runner
 
 PARAMS = {

@@ -17,7 +17,7 @@ from support.model_factory import model_folder, reference_model, rounded_folder
 from support.native_isa import ISAS, kernels_of, needs_native
 from transformers import AutoModelForCausalLM
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.demo import demo_path
 from chairlift.llm import LLM
 from chairlift.runners.decoder.runner import DecoderRunner

@@ -19,7 +19,7 @@ from support.decoder_harness import (
 from support.model_factory import model_folder, reference_model
 from support.native_isa import ISAS, kernels_of, needs_native
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
 from chairlift.llm import LLM

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from chairlift.core.sequences.request import StepResult
+from chairlift.core.sequences.step import StepResult
 from chairlift.runners.grammars.grammar import CompiledGrammar, Follower
 from chairlift.runners.grammars.grammar_rows import GrammarRows
 

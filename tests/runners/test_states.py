@@ -9,8 +9,10 @@ from support.foreign_factory import FOREIGN, STATEFUL, foreign_folder, foreign_r
 from support.native_isa import needs_native
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, SamplingParams, Step
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
+from chairlift.core.sequences.step import Step
 from chairlift.runners.decoder.runner import DecoderRunner
 from chairlift.runners.grammars.grammar_rows import GrammarRows
 

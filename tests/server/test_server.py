@@ -13,7 +13,7 @@ from support.server_harness import INFO, Answer, FakeClient, Front, full
 from tokenizers import processors
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import TokenLogprob
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed, Unavailable
 from chairlift.server.openai.body_types import NO_OPS

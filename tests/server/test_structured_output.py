@@ -9,7 +9,7 @@ import pytest
 from support.server_harness import Answer, FakeClient, Front
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import StructuredOutputsParams
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.text.structured import grammar_of
 

@@ -11,7 +11,8 @@ import pytest
 from support.items_harness import embedder
 from support.server_harness import Front, full
 
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import read_trace

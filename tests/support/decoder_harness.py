@@ -11,7 +11,9 @@ from support.device import DEVICE
 from support.native_isa import needs_native
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Request, SamplingParams, Start, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Start, Step, StepResult
 from chairlift.runners.decoder.runner import DecoderRunner
 
 LENGTHS = (1, 2, 15, 16, 17, 100, 300)

@@ -13,7 +13,8 @@ from support.dice import SHARES, Dice, RandomDice, pick
 from support.sequences_world import Setup, World
 
 from chairlift.core.sequences.live_settings import LiveSettings, apply_settings
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 
 LONG = 600
 

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterable
 
-from chairlift.core.sequences.request import Step
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.step import Step
 
 
 class RandomBudget:

@@ -13,7 +13,9 @@ from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.core.finished import FinishReason, Shed, ShedReason
 from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.overload import LoadShedder
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.engine.sequences.engine import Engine
 from chairlift.runners.sequences import SequenceInfo
 

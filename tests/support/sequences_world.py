@@ -22,10 +22,12 @@ from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import FLOOR, LEAST_STEPS, LatencyBudget, StepTimeBudget, seconds_beside
 from chairlift.core.sequences.live_settings import LiveSettings, apply_settings
 from chairlift.core.sequences.prefixes import Hit
-from chairlift.core.sequences.request import Request, SamplingParams, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.scheduler import SequenceScheduler
 from chairlift.core.sequences.sequence import Sequence, block_hash, root_hash
 from chairlift.core.sequences.snapshots import SnapshotPool
+from chairlift.core.sequences.step import Step, StepResult
 from chairlift.core.sequences.strategy import make_strategy
 
 STRATEGIES = ("none", "static", "dynamic", "continuous")

@@ -11,8 +11,9 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.overload import Foreseen, LoadShedder
-from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.standing import Standing
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.sequences.client import Stream
 from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate
 from chairlift.errors import QueueFull, Unavailable

@@ -12,7 +12,7 @@ import chairlift
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.config.settings import ServedModel
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.demo import demo_path
 from chairlift.errors import UnsupportedModel
 from chairlift.llm import LLM

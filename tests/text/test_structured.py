@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.core.sequences.request import StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.text.structured import MAX_GRAMMAR_BYTES, MAX_RULES, grammar_of, schema_grammar
 

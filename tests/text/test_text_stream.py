@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.text_tokenizers import SAMPLE, build
 
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.text import TextDelta, TextStream, Tokenizer
 from chairlift.text.detokenize import stop_automaton
 

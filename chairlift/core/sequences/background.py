@@ -5,8 +5,8 @@ from collections.abc import Container, Iterable
 from chairlift.core.decision import Decision, Reason
 from chairlift.core.queue import WaitingQueue
 from chairlift.core.sequences.budget import StepBudget
-from chairlift.core.sequences.request import Step
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.step import Step
 
 
 class BackgroundSequences:

@@ -5,8 +5,8 @@ from math import inf
 from typing import ClassVar, Protocol
 
 from chairlift.core.cost import Coefficients, CostModel
-from chairlift.core.sequences.request import Step
 from chairlift.core.sequences.sequence import Sequence
+from chairlift.core.sequences.step import Step
 
 # Prompt tokens that every step has time for. Without them prompts would stop whenever the decodes alone take longer
 # than the target, perhaps for ever, and their clients would wait for nothing: a target that can't be met is not met any

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from chairlift.core.sequences.blocks import BlockPool
-from chairlift.core.sequences.request import Step
 from chairlift.core.sequences.sequence import Sequence
 from chairlift.core.sequences.snapshots import SnapshotPool
+from chairlift.core.sequences.step import Step
 
 
 class Hit(NamedTuple):

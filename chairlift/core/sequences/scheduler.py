@@ -19,9 +19,10 @@ from chairlift.core.sequences.background import BackgroundSequences
 from chairlift.core.sequences.blocks import BlockPool
 from chairlift.core.sequences.budget import LEAST_STEPS, LatencyBudget, StepBudget
 from chairlift.core.sequences.prefixes import PrefixCache
-from chairlift.core.sequences.request import Request, Start, Step, StepResult, check_fits
+from chairlift.core.sequences.request import Request, check_fits
 from chairlift.core.sequences.sequence import Sequence, at_rest, end_rest
 from chairlift.core.sequences.snapshots import SnapshotPool
+from chairlift.core.sequences.step import Start, Step, StepResult
 from chairlift.core.sequences.strategy import Admission, Strategy
 
 _rank = attrgetter("rank")

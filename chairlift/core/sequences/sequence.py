@@ -6,7 +6,8 @@ from hashlib import blake2b
 
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.queue import Rank
-from chairlift.core.sequences.request import Request, Step, StepResult
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.step import Step, StepResult
 
 BlockHash = bytes
 

@@ -2,7 +2,9 @@
 
 from chairlift.core.cost import CostModel
 from chairlift.core.sequences.calibration import Probe, ProbeStep, fitted, learn, steps_of
-from chairlift.core.sequences.request import Request, SamplingParams, Start, Step
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Start, Step
 from chairlift.runners.sequences import SequenceInfo, SequenceRunner
 
 _PARAMS = SamplingParams(temperature=0, max_tokens=None)

@@ -11,8 +11,9 @@ from chairlift.core.cost import Coefficients, CostModel
 from chairlift.core.decision import Reason
 from chairlift.core.finished import Finished, FinishReason
 from chairlift.core.sequences.budget import LatencyBudget
-from chairlift.core.sequences.request import Request, Step, StepResult, TokenLogprob
+from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.standing import SequenceState, Standing, standings
+from chairlift.core.sequences.step import Step, StepResult, TokenLogprob
 from chairlift.engine.device_lost import is_device_lost
 from chairlift.engine.sequences.calibrate import calibrate, is_on_gpu
 from chairlift.engine.sequences.messages import CostStats, EngineStats, SequenceUpdate, StepOutput

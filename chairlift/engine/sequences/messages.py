@@ -6,8 +6,9 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.budget import LatencyBudget
 from chairlift.core.sequences.live_settings import LiveSettings
-from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.standing import Standing
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.worker_messages import LoadFailed, Shutdown
 from chairlift.runners.sequences import SequenceInfo
 

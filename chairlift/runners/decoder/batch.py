@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from chairlift.core.sequences.request import Start, Step
+from chairlift.core.sequences.step import Start, Step
 from chairlift.ops.base import AttentionBatch, Inputs, Int32s, Ints
 
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.sequences.request import TokenLogprob
+from chairlift.core.sequences.step import TokenLogprob
 
 
 class Logprobs:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 
 _MOST = float(np.finfo(np.float32).max)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chairlift.core.sequences.request import Start, Step
+from chairlift.core.sequences.step import Start, Step
 from chairlift.ops.base import KVCache, StateSpans
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
 from chairlift.runners.grammars.grammar_rows import GrammarRows

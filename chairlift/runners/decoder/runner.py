@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.sequences.request import Start, Step, StepResult
+from chairlift.core.sequences.step import Start, Step, StepResult
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.gguf.gguf_file import parts_of

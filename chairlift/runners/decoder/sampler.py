@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.sequences.request import Request, TokenLogprob
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.ops.base import Draws, Ints
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.exclusions import Exclusions

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 
-from chairlift.core.sequences.request import SamplingParams, Start, StepResult
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import Start, StepResult
 from chairlift.runners.grammars.grammar import CompiledGrammar, Follower, TrialKind
 from chairlift.runners.grammars.grammar_choices import GrammarChoices
 from chairlift.runners.grammars.look_ahead import LookAhead

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import NamedTuple
 
-from chairlift.core.sequences.request import TokenLogprob
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.conversations.at_once import at_once
 from chairlift.server.conversations.conversation import Conversation, OpenConversation, open_conversation

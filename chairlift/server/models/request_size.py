@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import InvalidRequest
 
 # Each sequence takes along its prompt, its grammar and the token ids that its parameters are about. Those of a request

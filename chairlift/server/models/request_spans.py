@@ -27,7 +27,8 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from chairlift import __version__
-from chairlift.core.sequences.request import Request, SamplingParams
+from chairlift.core.sequences.request import Request
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.folders.kind import Task
 from chairlift.runners.items import TEXT_TASKS

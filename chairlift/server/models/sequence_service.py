@@ -11,15 +11,9 @@ import msgspec
 from chairlift import __version__
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
-from chairlift.core.sequences.request import (
-    Request,
-    SamplingParams,
-    TokenLogprob,
-    Unservable,
-    check_stop,
-    fan_out,
-    possible_words,
-)
+from chairlift.core.sequences.request import Request, Unservable, fan_out, possible_words
+from chairlift.core.sequences.sampling_params import SamplingParams, check_stop
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.sequences.client import AtOnce, Stream
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.engine.sequences.updates import Updates

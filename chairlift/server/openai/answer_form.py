@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from chairlift.bodies import convert
-from chairlift.core.sequences.request import StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import LARGE_SIZE, off_loop
 from chairlift.server.openai.body_types import CommonBody

@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chairlift.core.sequences.request import SamplingParams, TokenLogprob
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.conversations.at_once import at_once
 from chairlift.server.http.api_errors import ApiError

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from chairlift.bodies import is_neutral
-from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.models.sequence_service import SequenceOptions
 

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.request import MAX_LOGPROBS, SamplingParams, TokenLogprob
+from chairlift.core.sequences.sampling_params import MAX_LOGPROBS, SamplingParams
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.conversations.conversation import Conversation, Tool, ToolChoice, open_conversation
 from chairlift.server.conversations.reply_steps import reasoning_tokens

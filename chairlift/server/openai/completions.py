@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.request import SamplingParams, TokenLogprob
+from chairlift.core.sequences.sampling_params import SamplingParams
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import encode_line, in_turn, new_id, off_loop, read_body, terms_of
 from chairlift.server.models.registry import models_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from chairlift.core.sequences.request import TokenLogprob
+from chairlift.core.sequences.step import TokenLogprob
 from chairlift.server.http.exchange import new_id
 from chairlift.server.models.sequence_service import Sample
 from chairlift.server.openai.answers import check_logprobs, logprobs_size, named_logprobs

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from chairlift.core.sequences.request import SamplingParams
+from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.http.paging import check_metadata
 from chairlift.server.openai.body_types import Int, make_params

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.bodies import decode
-from chairlift.core.sequences.request import SamplingParams, StructuredOutputsParams
+from chairlift.core.sequences.sampling_params import SamplingParams, StructuredOutputsParams
 from chairlift.errors import InvalidRequest
 from chairlift.server.conversations.conversation import Conversation, OpenConversation, Tool
 from chairlift.server.conversations.reply_steps import open_named, reply_options
