@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chairlift.async_llm import AsyncLLM
-    from chairlift.batching import batched
-    from chairlift.beam_search import BeamSearchParams
     from chairlift.core.sequences.sampling_params import SamplingParams, StructuredOutputsParams
     from chairlift.errors import BadItem
-    from chairlift.llm import LLM
-    from chairlift.outputs import (
+    from chairlift.library.async_llm import AsyncLLM
+    from chairlift.library.batching import batched
+    from chairlift.library.beam_search import BeamSearchParams
+    from chairlift.library.llm import LLM
+    from chairlift.library.outputs import (
         ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingRequestOutput,
@@ -39,18 +39,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncLLM": "chairlift.async_llm",
+    "AsyncLLM": "chairlift.library.async_llm",
     "BadItem": "chairlift.errors",
-    "BeamSearchParams": "chairlift.beam_search",
-    "LLM": "chairlift.llm",
-    "batched": "chairlift.batching",
+    "BeamSearchParams": "chairlift.library.beam_search",
+    "LLM": "chairlift.library.llm",
+    "batched": "chairlift.library.batching",
     "SamplingParams": "chairlift.core.sequences.sampling_params",
     "StructuredOutputsParams": "chairlift.core.sequences.sampling_params",
-    "CompletionOutput": "chairlift.outputs",
-    "RequestOutput": "chairlift.outputs",
-    "ClassificationRequestOutput": "chairlift.outputs",
-    "EmbeddingRequestOutput": "chairlift.outputs",
-    "ScoringRequestOutput": "chairlift.outputs",
+    "CompletionOutput": "chairlift.library.outputs",
+    "RequestOutput": "chairlift.library.outputs",
+    "ClassificationRequestOutput": "chairlift.library.outputs",
+    "EmbeddingRequestOutput": "chairlift.library.outputs",
+    "ScoringRequestOutput": "chairlift.library.outputs",
 }
 
 

@@ -112,7 +112,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("chat", help="talk to a server, or to a model's folder, in this terminal")
     if wanted:
-        from chairlift.terminal import add_flags, chat_command
+        from chairlift.commands.terminal import add_flags, chat_command
 
         add_flags(parser)
         parser.set_defaults(run=chat_command)
@@ -131,7 +131,7 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
 def _add_why(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("why", help="say why a request waits, or what became of it")
     if wanted:
-        from chairlift.why import add_why_flags, why_command
+        from chairlift.commands.why import add_why_flags, why_command
 
         add_why_flags(parser)
         parser.set_defaults(run=why_command)
@@ -140,7 +140,7 @@ def _add_why(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wa
 def _add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("top", help="show the requests that a server has, as they come and go")
     if wanted:
-        from chairlift.why import add_top_flags, top_command
+        from chairlift.commands.why import add_top_flags, top_command
 
         add_top_flags(parser)
         parser.set_defaults(run=top_command)
@@ -150,7 +150,7 @@ def _add_timeline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     about = "write the timeline of a server's last minute, for ui.perfetto.dev (a trace for plan: record)"
     parser = commands.add_parser("timeline", help=about)
     if wanted:
-        from chairlift.why import add_timeline_flags, timeline_command
+        from chairlift.commands.why import add_timeline_flags, timeline_command
 
         add_timeline_flags(parser)
         parser.set_defaults(run=timeline_command)
@@ -159,7 +159,7 @@ def _add_timeline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("record", help="write what comes to a server to a file, as a trace without text")
     if wanted:
-        from chairlift.why import add_record_flags, record_command
+        from chairlift.commands.why import add_record_flags, record_command
 
         add_record_flags(parser)
         parser.set_defaults(run=record_command)
@@ -195,7 +195,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", w
 def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", wanted: bool) -> None:
     parser = commands.add_parser("check", help="say whether a model can be served, and what memory it takes")
     if wanted:
-        from chairlift.check import add_flags, check_command
+        from chairlift.commands.check import add_flags, check_command
 
         add_flags(parser)
         parser.set_defaults(run=check_command)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from chairlift.bench.perplexity import WINDOW, Surprise, surprise, windows_of
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import ConfigError
-from chairlift.llm import LLM
+from chairlift.library.llm import LLM
 
 
 class Exercise(NamedTuple):

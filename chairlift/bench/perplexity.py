@@ -6,7 +6,7 @@ from statistics import stdev
 
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import ConfigError
-from chairlift.llm import LLM
+from chairlift.library.llm import LLM
 from chairlift.text.tokenizer import Tokenizer
 
 WINDOW = 256

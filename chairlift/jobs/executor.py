@@ -17,8 +17,8 @@ from chairlift.errors import JobError, StorageFull
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.line_order import arrange
 from chairlift.jobs.lines import Line, LineError, Reader
-from chairlift.jobs.records import LineUsage, answered, unanswered, usage_of
 from chairlift.jobs.replies import ENDS_WORKER, Client, Reply
+from chairlift.jobs.result_lines import LineUsage, answered, unanswered, usage_of
 from chairlift.jobs.retry import Attempts, LineVerdict
 from chairlift.jobs.store import Counts
 

@@ -8,8 +8,8 @@ import msgspec
 
 from chairlift.errors import StorageFull
 from chairlift.jobs.progress import Progress
-from chairlift.jobs.records import LineUsage
-from chairlift.jobs.results import ResultFile
+from chairlift.jobs.result_file import ResultFile
+from chairlift.jobs.result_lines import LineUsage
 from chairlift.jobs.store import Checkpoint, Store
 
 

@@ -27,8 +27,8 @@ from chairlift.errors import ChairliftError, ConfigError, JobError, Unavailable
 from chairlift.jobs.executor import JobExecutor, JobOptions, JobOutcome
 from chairlift.jobs.ledger import Ledger
 from chairlift.jobs.lines import ENVELOPE_BYTES, JsonLines, Line, Reader, count_newlines, parse_batch_line
-from chairlift.jobs.records import LineUsage
-from chairlift.jobs.results import length_of
+from chairlift.jobs.result_file import length_of
+from chairlift.jobs.result_lines import LineUsage
 from chairlift.jobs.store import Job, Store
 from chairlift.run.display import Display, summary
 from chairlift.run.identity import ERRORS, check_same, fingerprint, identity

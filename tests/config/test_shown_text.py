@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from chairlift.commands.terminal import ChatEndpoint, Talk
 from chairlift.logs import ShortFormatter
-from chairlift.terminal import ChatEndpoint, Talk
 
 
 def test_a_terminal_obeys_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

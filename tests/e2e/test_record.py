@@ -12,8 +12,8 @@ import pytest
 from support.serve_process import Server, language_model
 
 from chairlift.cli import main
+from chairlift.commands.terminal import ChatEndpoint
 from chairlift.plan.trace_files import read_trace
-from chairlift.terminal import ChatEndpoint
 
 pytestmark = pytest.mark.processes
 

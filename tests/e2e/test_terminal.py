@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from support.serve_process import Server
 
-from chairlift import cli, terminal
+from chairlift import cli
+from chairlift.commands import terminal
+from chairlift.commands.terminal import ChatEndpoint, Talk
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest, RequestFailed, Unavailable
 from chairlift.own_server import own_server
-from chairlift.terminal import ChatEndpoint, Talk
 
 HELLO = "Hello! I am the Chairlift demo model. Ask me about batching, mountains, capitals or small sums."
 PARIS = "The capital of France is Paris."

@@ -17,7 +17,7 @@ from chairlift.core.sequences.step import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import ConfigError, InvalidRequest, Unavailable
-from chairlift.outputs import RequestOutput
+from chairlift.library.outputs import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)

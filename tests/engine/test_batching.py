@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import chairlift
-from chairlift import batching
 from chairlift.errors import DeadlineExceeded, RequestFailed
+from chairlift.library import batching
 
 
 @chairlift.batched()

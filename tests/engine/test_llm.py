@@ -10,7 +10,7 @@ from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.core.sequences.step import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError, InvalidRequest
-from chairlift.llm import LLM
+from chairlift.library.llm import LLM
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 

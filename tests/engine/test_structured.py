@@ -23,7 +23,7 @@ from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.core.sequences.step import Step, StepResult
 from chairlift.demo import demo_path
 from chairlift.errors import InvalidRequest
-from chairlift.outputs import CompletionOutput
+from chairlift.library.outputs import CompletionOutput
 from chairlift.runners.grammars.grammar import CompiledGrammar, Follower, GrammarError, GrammarTokenizer
 from chairlift.text.structured import grammar_of
 

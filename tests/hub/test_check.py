@@ -19,9 +19,9 @@ from support.model_factory import edited_folder, model_folder
 from support.text_tokenizers import build
 from torch import Tensor
 
-from chairlift import check
-from chairlift.check import numbers_in
 from chairlift.cli import main
+from chairlift.commands import check
+from chairlift.commands.check import numbers_in
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.folders.tensor_files import count_numbers

@@ -21,8 +21,8 @@ from chairlift.errors import JobError, StorageFull, StorageLost
 from chairlift.jobs import retry
 from chairlift.jobs.executor import MAX_AHEAD, JobOutcome
 from chairlift.jobs.lines import JsonLines, Line
-from chairlift.jobs.records import answered
 from chairlift.jobs.replies import ENDS_WORKER, Reply
+from chairlift.jobs.result_lines import answered
 from chairlift.jobs.retry import Attempts, LineVerdict
 
 
@@ -538,7 +538,7 @@ class Disk:
         self.refused = 0
         self.whole = 0  # where the last write ended that had room for all of it
         self._write = os.pwrite
-        monkeypatch.setattr("chairlift.jobs.results.os.pwrite", self)
+        monkeypatch.setattr("chairlift.jobs.result_file.os.pwrite", self)
 
     def __call__(self, fd: int, raw: Any, offset: int) -> int:
         fits = self.room - offset
@@ -615,7 +615,7 @@ def test_a_disk_that_fails_ends_the_run_and_nothing_is_claimed(tmp_path: Path, m
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(fd)
 
-    monkeypatch.setattr("chairlift.jobs.results.os.fdatasync", failing)
+    monkeypatch.setattr("chairlift.jobs.result_file.os.fdatasync", failing)
     with pytest.raises(JobError, match="can't be written"):
         flow.run(commit_bytes=5000)
     flow.app = doubling(tmp_path).app

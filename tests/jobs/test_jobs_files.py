@@ -15,7 +15,7 @@ from chairlift.config.run import Order
 from chairlift.errors import JobError, StorageFull
 from chairlift.jobs.line_order import arrange
 from chairlift.jobs.progress import Progress
-from chairlift.jobs.results import ResultFile
+from chairlift.jobs.result_file import ResultFile
 from chairlift.jobs.store import Checkpoint, Counts, Job, Store, StoredFile
 
 

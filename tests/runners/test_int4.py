@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.demo import demo_path
-from chairlift.llm import LLM
+from chairlift.library.llm import LLM
 from chairlift.runners.decoder.runner import DecoderRunner
 
 COUNT = 32

@@ -22,7 +22,7 @@ from support.native_isa import ISAS, kernels_of, needs_native
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.demo import demo_path
 from chairlift.errors import ConfigError
-from chairlift.llm import LLM
+from chairlift.library.llm import LLM
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.runner import DecoderRunner
 

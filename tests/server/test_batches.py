@@ -728,7 +728,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, results: int = 10**9, uploads: int = 10**9) -> None:
         self.results, self.uploads = results, uploads
         self._pwrite, self._write = os.pwrite, os.write
-        monkeypatch.setattr("chairlift.jobs.results.os.pwrite", self.pwrite)
+        monkeypatch.setattr("chairlift.jobs.result_file.os.pwrite", self.pwrite)
         monkeypatch.setattr("chairlift.server.batches.upload.os.write", self.write)
 
     def pwrite(self, fd: int, raw: Any, offset: int) -> int:

@@ -17,7 +17,7 @@ from support.past import seen_steps, served, traffic
 from support.server_harness import INFO, Answer, FakeClient, Front, run, until
 from support.simulated import COST, exact_profile
 
-from chairlift import why
+from chairlift.commands import why
 from chairlift.config.flags import add_flags
 from chairlift.config.sequences import SequenceConfig
 from chairlift.config.settings import load

@@ -15,8 +15,9 @@ from support.items_harness import embedder, function
 from support.key_files import bearer, write_keys
 from support.server_harness import Answer, FakeClient, Front, run, until
 
-from chairlift import BadItem, why
+from chairlift import BadItem
 from chairlift.cli import main
+from chairlift.commands import why
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
 from chairlift.core.finished import FinishReason

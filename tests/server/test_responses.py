@@ -19,7 +19,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
-from chairlift.jobs.records import usage_of
+from chairlift.jobs.result_lines import usage_of
 from chairlift.server.http import part_sender
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService

@@ -15,7 +15,7 @@ from chairlift.config.settings import ServedModel
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.demo import demo_path
 from chairlift.errors import UnsupportedModel
-from chairlift.llm import LLM
+from chairlift.library.llm import LLM
 from chairlift.server.models.sequence_host import SequenceHost
 from chairlift.text.sampling_defaults import sampling_defaults
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from chairlift.errors import StoreBusy
-from chairlift.jobs.results import explain
+from chairlift.jobs.result_file import explain
 from chairlift.jobs.store import Job, Store, StoredFile
 from chairlift.server.batches.record import OVER, about
 

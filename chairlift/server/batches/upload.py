@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import JobError
-from chairlift.jobs.results import explain, sync_folder
+from chairlift.jobs.result_file import explain, sync_folder
 from chairlift.server.batches.data_folder import FILE_MODE, Folder, has_room
 from chairlift.server.http.api_errors import ApiError, as_api_error
 from chairlift.server.http.buffered import HeldBody, buffers_full, too_many

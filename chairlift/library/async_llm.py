@@ -19,9 +19,9 @@ from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest, Unavailable
-from chairlift.llm import LLM
-from chairlift.loaded_model import OpenOutput, Prompt
-from chairlift.outputs import (
+from chairlift.library.llm import LLM
+from chairlift.library.loaded_model import OpenOutput, Prompt
+from chairlift.library.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     RequestOutput,

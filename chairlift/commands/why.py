@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
+from chairlift.commands.terminal import DEFAULT_URL, ChatEndpoint
 from chairlift.errors import InvalidRequest, RequestFailed
-from chairlift.terminal import DEFAULT_URL, ChatEndpoint
 
 _MOST_ROWS = 100
 # Between two looks at a server, in seconds.

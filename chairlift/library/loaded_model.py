@@ -16,7 +16,7 @@ from chairlift.core.sequences.step import TokenLogprob
 from chairlift.engine.sequences.engine import Engine
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
-from chairlift.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from chairlift.library.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from chairlift.runners.check_model import check_model
 from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.sampling_defaults import sampling_defaults

@@ -7,21 +7,21 @@ from typing import Any
 
 from tqdm import tqdm
 
-from chairlift.beam_search import BeamSearchParams, beam_search
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.folders.kind import is_encoder
 from chairlift.hub.resolve import located
-from chairlift.loaded_model import LoadedModel, OpenOutput, Prompt
-from chairlift.outputs import (
+from chairlift.library.beam_search import BeamSearchParams, beam_search
+from chairlift.library.loaded_model import LoadedModel, OpenOutput, Prompt
+from chairlift.library.outputs import (
     BeamSearchOutput,
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
 )
+from chairlift.library.text_model import TextModel
 from chairlift.text.encoding import Cut
-from chairlift.text_model import TextModel
 
 
 class LLM:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from chairlift.core.sequences.sampling_params import MAX_LOGPROBS, SamplingParams
-from chairlift.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from chairlift.library.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 
 MAX_BEAMS = MAX_LOGPROBS // 2
 

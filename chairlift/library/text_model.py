@@ -11,7 +11,7 @@ from tqdm import tqdm
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE, ItemConfig
 from chairlift.errors import InvalidRequest
 from chairlift.folders.sentence_files import SentenceFiles
-from chairlift.outputs import (
+from chairlift.library.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,

@@ -1,0 +1,1 @@
+"""Commands that ask a folder, a name of the Hub, or a server: check, why, top, timeline, record and chat."""

@@ -1,0 +1,1 @@
+"""The library: a model in the process of its caller, and functions whose calls are batched."""
