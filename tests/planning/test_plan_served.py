@@ -45,8 +45,8 @@ def served(client: FakeClient) -> SequenceService:
     return SequenceService(client, tokenizer(), "tiny", ServerConfig())
 
 
-def plan(url: str, *arguments: object) -> int:
-    return main(["plan", url, "--processes", "1", "--measure-seconds", "0.5", *map(str, arguments)])
+def plan(url: str, *arguments: object, seconds: float = 0.5) -> int:
+    return main(["plan", url, "--processes", "1", "--measure-seconds", str(seconds), *map(str, arguments)])
 
 
 def test_a_server_tells_how_it_batches_and_nothing_else() -> None:
@@ -89,11 +89,12 @@ def test_at_most_half_of_the_slots_are_taken_and_others_go_first(tmp_path: Path)
     saved = tmp_path / "profile.json"
     sent = ("--rate", 5, "--input-lengths", "constant:8", "--output-lengths", "constant:4")
     with listening(served(client)) as it:
-        assert plan(it.url, *sent, "--mode", "high-throughput", "--profile", saved) == 0
+        # A machine that stood still for a moment is taken for a slow one, and has fewer at once: not within so long.
+        assert plan(it.url, *sent, "--mode", "high-throughput", "--profile", saved, seconds=2) == 0
     assert all(request.priority == 1000 for request in client.requests)
     assert client.most_at_once == 4
-    # All but one token of the context at most.
-    assert 100 <= max(len(request.prompt_ids) for request in client.requests) <= 199
+    # All but one token of the context at most, and the first prompt without company however slow it is.
+    assert 64 <= max(len(request.prompt_ids) for request in client.requests) <= 199
     assert all((request.max_tokens or 0) <= 100 for request in client.requests)
     profile = MachineProfile.load(saved).models["tiny"]
     assert isinstance(profile, SequenceProfile)
