@@ -4,8 +4,8 @@
 For each traffic and target `chairlift plan` is run as anybody runs it, and timed; the first of them measures the model,
 and saves that for the others. Then a server with each of the `grid`'s settings, and one with each plan's, meets the
 same traffic at shares of the rates that the plans promise. A setting's goodput is the most requests a second that were
-inside the target at any of these rates: the first token in time, and 95% of its own gaps. (A plan promises less: 95% of
-all gaps, of whichever requests. So that is told too.)
+inside the target at any of these rates: the first token in time, and 95% of its own gaps. What a plan promises is told
+too: that 95% of the requests keep the one, and as many the other.
 Settings that at the lowest rate reach less than half of the best plan's goodput are spared the others. What is best of
 so many noisy runs is best by luck too, so the plans and the best few are measured again in more rounds, in turn, and
 only these decide. At the end the simulator meets the same requests with each of the settings: how many pairs of them it
@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import combinations, pairwise
-from math import ceil, inf
-from operator import sub
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ from chairlift.plan.case import changed
 from chairlift.plan.machine_profile import MachineProfile, SequenceProfile
 from chairlift.plan.sequence_candidates import with_strategy
 from chairlift.plan.sequence_case import SequenceCase
+from chairlift.plan.simulated_run import within
 from chairlift.plan.trace import TraceRequest, fitted
 from chairlift.plan.trace_files import write_trace
 from chairlift.plan.traffic import Traffic, synthetic
@@ -79,8 +79,8 @@ _NEVER_MS = 3.6e6
 
 
 class Reached(NamedTuple):
-    """At each rate: for each target the requests a second inside it, and milliseconds at the 95th percentile, of all
-    first tokens and of all gaps, which is what a plan promises."""
+    """At each rate: for each target the requests a second inside it, and the milliseconds that 95% of the requests keep
+    to the first token, and for 95% of their own gaps, which is what a plan promises."""
 
     inside: dict[str, list[float]]
     p95: list[tuple[float, float]]
@@ -262,14 +262,18 @@ def note(found: Reached, outcomes: Sequence[Outcome], seconds: float) -> None:
     """Add what was reached at a rate. Whoever was not answered waits for ever."""
     for name, slo in TARGETS.items():
         found.inside[name].append(sum(kept(each, slo) for each in outcomes) / seconds)
-    firsts = sorted(ttft(each) * 1000 if each.error is None else inf for each in outcomes)
-    gaps = sorted(1000 * gap for each in outcomes for gap in map(sub, each.times[1:], each.times))
+    firsts = [ttft(each) * 1000 if each.error is None else inf for each in outcomes]
+    gaps = [_at_95(_gaps_ms(each)) for each in outcomes if each.error is None and len(each.times) > 1]
     found.p95.append((_at_95(firsts), _at_95(gaps)))
 
 
-def _at_95(ordered: Sequence[float]) -> float:
-    """The least that 95% are not above, at most an hour; 0 of none."""
-    return min(ordered[max(ceil(_PERCENTILE * len(ordered)), 1) - 1], _NEVER_MS) if ordered else 0.0
+def _at_95(samples: Sequence[float]) -> float:
+    """What 95% are within, at most an hour; 0 of none."""
+    return min(within(samples, 100 * _PERCENTILE), _NEVER_MS)
+
+
+def _gaps_ms(outcome: Outcome) -> list[float]:
+    return [1000 * (after - before) for before, after in pairwise(outcome.times)]
 
 
 def _warm_up(args: argparse.Namespace, target: Target, trace: Sequence[TraceRequest]) -> None:
@@ -280,10 +284,10 @@ def _warm_up(args: argparse.Namespace, target: Target, trace: Sequence[TraceRequ
 
 
 def kept(outcome: Outcome, slo: Slo) -> bool:
-    """Whether a request was answered as a plan promises: the first token in time, and nearly all gaps."""
+    """Whether a request was answered in time: the first token, and nearly all gaps."""
     if outcome.error is not None or ttft(outcome) * 1000 >= slo.ttft_ms:
         return False
-    gaps = [1000 * (after - before) for before, after in pairwise(outcome.times)]
+    gaps = _gaps_ms(outcome)
     return sum(gap < slo.tpot_ms for gap in gaps) >= _PERCENTILE * len(gaps)
 
 
@@ -383,7 +387,8 @@ def _at_the_promised(results: Results, traffic: str, plan: dict[str, Any], plans
         return said
     firsts, gaps = zip(*(run["p95_at_each_rate"][place] for run in own), strict=True)
     return (
-        f"{said}; p95 of all first tokens {spread_of(firsts, '{:.0f}')} ms, of all gaps {spread_of(gaps, '{:.0f}')} ms"
+        f"{said}; 95% of the requests have the first token in {spread_of(firsts, '{:.0f}')} ms, "
+        f"and 95% of their gaps in {spread_of(gaps, '{:.0f}')} ms"
     )
 
 

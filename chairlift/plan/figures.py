@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil, inf
+from math import inf
 
 import msgspec
 import numpy as np
 
-from chairlift.plan.simulated_run import SimulatedRequest, SimulatedRun, SimulatedSteps
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedRun, SimulatedSteps, within
 
 _QUANTILES = (50, 90, 95, 99)
 
@@ -127,9 +127,10 @@ def report(outcome: SimulatedRun, targets: Targets | None = None, model: str | N
 
 
 class Latencies(msgspec.Struct, kw_only=True, frozen=True):
-    """Seconds at one percentile: to the first token, between any two of them, and to the end.
+    """Seconds at one percentile of requests: to the first token, between two of their tokens, and to the end.
 
-    Whoever was not answered waits for ever.
+    Between two tokens a request has what so many percent of its own gaps are within: many long answers in time do not
+    make up for a few that falter. Whoever was not answered waits for ever for the first token and the end.
     """
 
     ttft: float = 0.0
@@ -138,22 +139,15 @@ class Latencies(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def latencies(outcome: SimulatedRun, percentile: float) -> Latencies:
-    """Return what so many percent of the live requests, or of the times between their tokens, are within."""
+    """Return what so many percent of the live requests are within; `itl` is of those answered with several tokens."""
     lives = [life for life in outcome.requests if not life.request.background]
     done = [life for life in lives if life.end is not None]
     never = [inf] * (len(lives) - len(done))
     return Latencies(
-        ttft=_within([life.ttft for life in done if life.ttft is not None] + never, percentile),
-        itl=_within(_gaps(outcome, done), percentile),
-        e2e=_within([life.e2e for life in done if life.e2e is not None] + never, percentile),
+        ttft=within([life.ttft for life in done if life.ttft is not None] + never, percentile),
+        itl=within([outcome.felt_itl(life, percentile) for life in done if life.num_tokens > 1], percentile),
+        e2e=within([life.e2e for life in done if life.e2e is not None] + never, percentile),
     )
-
-
-def _within(samples: "Sequence[float] | np.ndarray", percentile: float) -> float:
-    """The least sample that so many percent are not above; 0 of none."""
-    if not len(samples):
-        return 0.0
-    return float(np.sort(np.asarray(samples))[max(ceil(len(samples) * percentile / 100), 1) - 1])
 
 
 def _gaps(outcome: SimulatedRun, lives: Sequence[SimulatedRequest]) -> "np.ndarray":

@@ -18,13 +18,12 @@ class Judge:
         self.missed = False
         self._targets = targets
         live = [request for request in trace if not request.background]
-        self._may_miss = self._spare(len(live))
-        self._gaps_may_miss = self._spare(sum(max(request.output_length, 1) - 1 for request in live))
-        self._wide_gaps = 0
+        streamed = sum(request.output_length > 1 for request in live)
+        self._may_miss = {"ttft": self._spare(len(live)), "itl": self._spare(streamed), "e2e": self._spare(len(live))}
         # Requests that have not ended, as far as the run had come when it was looked at last.
         self._open: list[SimulatedRequest] = []
         self._seen = 0
-        self._late = dict.fromkeys(("ttft", "e2e"), 0)
+        self._late = dict.fromkeys(self._may_miss, 0)
 
     def _spare(self, samples: int) -> int:
         return samples - ceil(samples * self._targets.percentile / 100)
@@ -40,15 +39,16 @@ class Judge:
                 continue
             ended = life.end is not None or life.shed_at is not None or life.refusal is not None
             slow = {"ttft": self._waited(life, life.first, now), "e2e": self._waited(life, life.end, now)}
+            if life.end is not None and self._targets.itl < inf:
+                slow["itl"] = run.felt_itl(life, self._targets.percentile)
             for name, waited in slow.items():
                 late[name] += self._is_late(name, waited)
             if not ended:
                 self._open.append(life)
                 continue
-            self._late = {name: self._late[name] + self._is_late(name, slow[name]) for name in slow}
-            if life.end is not None and self._targets.itl < inf:
-                self._wide_gaps += sum(gap > self._targets.itl for gap in run.token_gaps(life))
-        self.missed = max(late.values()) > self._may_miss or self._wide_gaps > self._gaps_may_miss
+            for name, waited in slow.items():
+                self._late[name] += self._is_late(name, waited)
+        self.missed = any(late[name] > spare for name, spare in self._may_miss.items())
         return self.missed
 
     def _is_late(self, name: str, waited: float) -> bool:

@@ -1,7 +1,9 @@
 """What became of every request of a simulation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
 
 from chairlift.core.finished import ShedReason
 from chairlift.plan.trace import TraceRequest
@@ -99,3 +101,14 @@ class SimulatedRun:
     def token_gaps(self, request: SimulatedRequest) -> list[float]:
         """Return the seconds between each two tokens of a request."""
         return [later - sooner for sooner, later in pairwise(self.token_times(request))]
+
+    def felt_itl(self, request: SimulatedRequest, percentile: float) -> float:
+        """Return the seconds that so many percent of a request's own gaps are within; 0 if it has none."""
+        return within(self.token_gaps(request), percentile)
+
+
+def within(samples: Sequence[float], percentile: float) -> float:
+    """Return the least sample that so many percent are not above; 0 of none."""
+    if not samples:
+        return 0.0
+    return sorted(samples)[max(ceil(len(samples) * percentile / 100), 1) - 1]

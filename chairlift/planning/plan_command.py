@@ -62,7 +62,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--target-ttft-ms", type=float, help="to the first token")
     wanted.add_argument("--target-itl-ms", type=float, help="between two tokens")
     wanted.add_argument("--target-e2e-ms", type=float, help="to the last token, or to the whole answer")
-    wanted.add_argument("--percentile", type=float, default=95.0, help="how many percent are within these")
+    wanted.add_argument("--percentile", type=float, default=95.0, help="how many percent of the requests are within these")
     modes = f"in place of targets (without any: {_BALANCED}). {_modes()}"
     wanted.add_argument("--mode", choices=list(MODES), help=modes)
     machine = parser.add_argument_group("the machine")

@@ -5,8 +5,9 @@ from support.simulated import exact_profile
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
-from chairlift.plan.figures import Percentiles, Targets, report
+from chairlift.plan.figures import Latencies, Percentiles, Targets, latencies, report
 from chairlift.plan.sequences import SequenceModel
+from chairlift.plan.simulated_run import SimulatedRequest, SimulatedRun, SimulatedSteps, within
 from chairlift.plan.simulator import simulate
 from chairlift.plan.trace import TraceRequest
 
@@ -55,3 +56,42 @@ def test_of_nothing_there_are_zeros() -> None:
     served = SequenceModel(SequenceConfig(model="formula"), exact_profile(), "m")
     found = report(simulate([served], []))
     assert (found.requests, found.throughput, found.inside, found.gauges["m/0"].steps) == (0, 0.0, 0.0, 0)
+
+
+def test_each_request_counts_by_its_own_gaps() -> None:
+    """Two streams of which the short one has one long step in four, and the long one the same in forty."""
+    times = [0.1 * step for step in range(4)] + [1.3 + 0.1 * step for step in range(38)]
+    steps = SimulatedSteps(delivered=times)
+    requests = [
+        SimulatedRequest(
+            TraceRequest(arrival=0.0, input_length=5, output_length=last + 1),
+            "m",
+            first=0.0,
+            end=times[last],
+            num_tokens=last + 1,
+            spans=[[0, last]],
+        )
+        for last in (4, 41)
+    ]
+    run = SimulatedRun(requests, {("m", 0): steps})
+    assert run.felt_itl(requests[0], 75.0) == pytest.approx(0.1)
+    assert run.felt_itl(requests[0], 76.0) == pytest.approx(1.0)
+    assert run.felt_itl(requests[1], 95.0) == pytest.approx(0.1)
+    # Of all gaps two of 45 are long; of the requests, one of two.
+    assert latencies(run, 95.0).itl == pytest.approx(1.0)
+    assert latencies(SimulatedRun(requests[1:], {("m", 0): steps}), 95.0).itl == pytest.approx(0.1)
+
+
+def test_one_token_has_no_gap() -> None:
+    life = SimulatedRequest(TraceRequest(arrival=0.0, input_length=5, output_length=1), "m", first=0.1, end=0.1)
+    life.num_tokens, life.spans = 1, [[0, 0]]
+    run = SimulatedRun([life], {("m", 0): SimulatedSteps(delivered=[0.1])})
+    assert run.felt_itl(life, 95.0) == 0.0
+    assert latencies(run, 95.0) == Latencies(ttft=0.1, itl=0.0, e2e=0.1)
+
+
+def test_what_so_many_percent_are_within() -> None:
+    assert within([], 95.0) == 0.0
+    assert within([3.0], 1.0) == 3.0
+    samples = [float(number) for number in range(20, 0, -1)]
+    assert (within(samples, 95.0), within(samples, 95.1), within(samples, 5.0)) == (19.0, 20.0, 1.0)
