@@ -69,6 +69,79 @@ def test_a_step_time_cuts_prompts_while_somebody_decodes() -> None:
     assert beside.first == pytest.approx(2 * 0.05), "two steps of 48"
 
 
+class StepByStep(Forecast):
+    """A forecast that looks at each step of a prompt by itself."""
+
+    def _compute(self, computed: int, prompt: int) -> None:
+        while computed < prompt:
+            if self._room < 1:
+                self._pass(1)
+            given = min(prompt - computed, self._room)
+            self._room -= given
+            pairs = given * computed + given * (given + 1) / 2
+            computed += given
+            seconds = self.cost.token * given + self.cost.kv_token * computed + self.cost.pair * pairs
+            self._added += seconds
+            self._prompts += seconds
+
+
+long_prompts = st.lists(st.tuples(st.integers(1, 6000), st.floats(0, 0.9), outputs), min_size=1, max_size=8)
+# With the last no step takes longer for what its decodes attend to, so chunks are of one size under a limit in seconds.
+even = st.one_of(
+    st.tuples(costs, st.just({})),
+    st.tuples(
+        st.builds(Coefficients, st.floats(1e-3, 0.1), st.floats(1e-4, 1e-2), st.just(0.0), st.just(0.0)),
+        st.fixed_dictionaries({}, optional={"seconds": st.floats(1e-3, 1.0), "step_time": st.floats(1e-3, 1.0)}),
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(even, jobs, long_prompts, st.integers(1, 8), st.integers(16, 512))
+def test_chunks_of_one_size_are_summed_up_as_if_each_were_looked_at(
+    case: tuple[Coefficients, dict[str, float]],
+    running: list[tuple[int, int]],
+    waiting: list[tuple[int, float, int]],
+    slots: int,
+    tokens: int,
+) -> None:
+    cost, seconds = case
+    limits = StepLimits(slots, tokens, 600, 16, **seconds)
+    at_once, plain = (kind(limits, cost, 5.0, running[:slots]) for kind in (Forecast, StepByStep))
+    for prompt, cached, output in waiting:
+        job = prompt, int(cached * prompt), output
+        assert tuple(at_once.admit(*job)) == pytest.approx(tuple(plain.admit(*job)), rel=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.builds(Coefficients, st.floats(1e-3, 0.1), st.floats(1e-4, 1e-2), st.floats(0, 1e-5), st.floats(0, 1e-6)),
+    st.sampled_from(["seconds", "step_time"]),
+    st.floats(1e-3, 2.0),
+    st.lists(st.integers(1, 4000), min_size=1, max_size=64),
+    st.integers(1, 20_000),
+)
+def test_chunks_that_grow_and_shrink_are_summed_up_nearly_so(
+    cost: Coefficients, limit: str, seconds: float, contexts: list[int], prompt: int
+) -> None:
+    limits = StepLimits(100, 2048, 100_000, 16, **{limit: seconds})
+    running = [(context, 100_000) for context in contexts]
+    at_once, plain = (kind(limits, cost, 0.0, running) for kind in (Forecast, StepByStep))
+    found, wanted = at_once.admit(prompt, 0, 9), plain.admit(prompt, 0, 9)
+    step = plain.pace
+    assert found.first == pytest.approx(wanted.first, rel=1 / 16, abs=step)
+    assert at_once.passes <= 32
+
+
+@pytest.mark.parametrize("limit", [{}, {"seconds": 0.05}, {"step_time": 0.3}])
+def test_however_long_a_prompt_is_its_steps_are_not_looked_at_one_by_one(limit: dict[str, float]) -> None:
+    limits = StepLimits(64, 256, 1_000_000, 16, **limit)
+    running = [(1000, 10 * number + 5) for number in range(32)]
+    forecast = Forecast(limits, Coefficients(0.02, 1e-3, 1e-7, 1e-7), 0.0, running)
+    forecast.admit(1_000_000, 0, 9)
+    assert forecast.passes <= 32 + 2 * len(running)
+
+
 def test_blocks_are_waited_for_too() -> None:
     limits = StepLimits(slots=10, tokens=100, num_blocks=10, block_size=16)
     assert firsts(Forecast(limits, STEP, 0.0, [(100, 6)]), (60, 1)) == [7.0]

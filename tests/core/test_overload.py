@@ -322,6 +322,28 @@ def test_a_quantile_is_followed_up_and_down_within_bounds() -> None:
     assert quantile.value == 8.0
 
 
+def test_looking_at_prompts_of_many_steps_takes_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(target=None)
+    taken = [0.0]
+    admit = Forecast.admit
+
+    def counted(self: Forecast, *lengths: int) -> Expected:
+        before = self.passes
+        expected = admit(self, *lengths)
+        # So many seconds are taken for granted.
+        taken[0] += 3e-5 + 5e-6 * (self.passes - before)
+        return expected
+
+    monkeypatch.setattr(Forecast, "admit", counted)
+    requests = [make_request(f"long-{number}", 900, 3) for number in range(200)]
+    front.shedder.arrive(requests, front.now)
+    front.come(5, timeout=1e6)
+    for _ in range(1000):
+        front.now += 0.001
+        front.shedder.stepped(front.steps, 200, STEP, front.now)
+    assert 0.05 < taken[0] < 0.12
+
+
 # What a person is told
 
 
@@ -417,6 +439,68 @@ def test_a_band_follows_what_came_of_what_was_told() -> None:
     assert None not in told
     assert told.early <= told.expected <= told.late
     assert 1.4 < (told.late - front.now) / (told.early - front.now) < 3.0
+
+
+def test_what_was_found_for_one_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(target=None)
+    (running, *_) = front.run(50, 50)
+    names = front.come(*[5] * 200)
+    admitted = [0]
+    admit = Forecast.admit
+
+    def counted(self: Forecast, *lengths: int) -> Expected:
+        admitted[0] += 1
+        return admit(self, *lengths)
+
+    monkeypatch.setattr(Forecast, "admit", counted)
+    told = front.shedder.foresee([running, names[2]], front.now)
+    assert admitted[0] == 3, "nobody behind it is looked at"
+    for _ in range(100):
+        front.now += 0.0001
+        again = front.shedder.foresee([running, *names], front.now)
+        assert again[names[2]].first == ForeseenMoment(pytest.approx(5.5))
+        assert again[running].end == ForeseenMoment(pytest.approx(front.now + 4.9))
+    assert admitted[0] == 128
+    # Later all is as it turned out.
+    front.step(steps=50)
+    front.shedder.ended(running)
+    assert front.shedder.foresee([names[2]], front.now)[names[2]].start != told[names[2]].start
+    assert admitted[0] == 131
+    front.shedder.lost()
+    assert front.shedder.foresee(names, front.now) == {}
+
+
+def test_a_preempted_request_makes_no_tokens_and_is_foreseen_as_one_that_waits() -> None:
+    front = Front(target=None)
+    (name, _) = front.run(512, 600)
+    front.step(waiting=0, steps=9)
+    # It has 10 tokens, and none from the next step.
+    front.shedder.moved([], [name])
+    front.step(waiting=1, steps=490)
+    (behind,) = front.come(5)
+    told = front.shedder.foresee([name, behind], front.now)
+    # The other slot is its own in the next step, which computes all it had and gives one token more.
+    assert told[name].start == ForeseenMoment(pytest.approx(front.now))
+    assert told[name].first is None
+    assert told[name].end == ForeseenMoment(pytest.approx(front.now + 50.2))
+    assert told[behind].start == ForeseenMoment(pytest.approx(front.now + 10.0)), "the other has 100 tokens to come"
+    front.shedder.moved([name], [])
+    front.step(waiting=1)
+    assert front.shedder.foresee([name], front.now)[name].end == ForeseenMoment(pytest.approx(front.now + 50.1))
+    front.shedder.moved([], [name])
+    front.step(waiting=1, steps=30)
+    front.shedder.moved([name], [])
+    front.step(waiting=1, steps=2)
+    assert front.shedder.foresee([name], front.now)[name].end == ForeseenMoment(pytest.approx(front.now + 49.9))
+
+
+def test_a_preempted_request_is_not_given_up_and_those_behind_wait_for_it() -> None:
+    front = Front(target=2.0)
+    (name, _) = front.run(31, 61)
+    front.shedder.moved([], [name])
+    assert front.step(waiting=1, steps=25) == {}
+    # It is the first to have the free slot, for 30 tokens, and the other has more to come.
+    assert refused(front, 5).retry_after == pytest.approx(1.05 * 3.1 - 2.0)
 
 
 def test_only_the_first_in_the_queue_are_foreseen() -> None:

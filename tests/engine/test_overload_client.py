@@ -11,12 +11,12 @@ from support.sequences_virtual import Arrival, Machine, VirtualModel
 from support.streams import num_tokens, updates_of
 
 from chairlift.config.sequences import SequenceConfig
-from chairlift.core.cost import ExpertReads
+from chairlift.core.cost import Coefficients, ExpertReads
 from chairlift.core.finished import ShedReason
 from chairlift.core.sequences.request import Request
 from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
-from chairlift.engine.sequences.messages import SequenceUpdate
+from chairlift.engine.sequences.messages import EngineStats, SequenceUpdate, StepOutput
 from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull
 
 
@@ -122,6 +122,34 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
             await client.stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_first_who_asks_finds_how_far_those_are_who_lost_their_slots() -> None:
+    client = SequenceClient(SequenceConfig(model="none", max_num_seqs=4))
+    client.shedder.limits = client.config.step_limits(1000, 16)
+    client._worker.send = lambda frames: None  # type: ignore[method-assign]
+    client._worker.state, client._worker._socket = "ready", object()  # type: ignore[assignment]
+    client.submit(request("a", 100), request("b", 100), request("c", 100))
+    cost, steps = Coefficients(0.1, 0.0, 0.0, 0.0), 0
+
+    def run(*names: str, count: int = 1, started: str = "", preempted: str = "") -> None:
+        nonlocal steps
+        for number in range(count):
+            steps += 1
+            stats = EngineStats(steps=steps, step_ended=time.monotonic(), coefficients=cost)
+            moved = ([], []) if number else (list(preempted), list(started))
+            client._take_step(StepOutput([SequenceUpdate(name, [1]) for name in names], stats, *moved))
+
+    def tokens_left(*names: str) -> list[int]:
+        told, now = client.foresee(names), time.monotonic()
+        return [round((told[name].end.expected - now) / 0.1) for name in names]  # type: ignore[union-attr]
+
+    run("a", "b", "c", count=10, started="abc")
+    run("c", count=20, preempted="ab")
+    run("b", "c", count=5, started="b")
+    assert tokens_left("b", "c", "a") == [85, 65, 90]
+    run("a", "b", "c", count=3, started="a")
+    assert tokens_left("b", "c", "a") == [82, 62, 87]
 
 
 def test_where_prompts_are_not_cut_steps_are_timed_under_load_and_only_then() -> None:

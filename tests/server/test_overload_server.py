@@ -1,6 +1,7 @@
 """Overload as a client of a language model meets it: refused before its prompt is read, or given up while it waits."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,6 +12,7 @@ from chairlift.core.cost import Coefficients
 from chairlift.core.finished import ShedReason
 from chairlift.core.sequences.forecast import StepLimits
 from chairlift.core.sequences.overload import LoadShedder
+from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.server.http.exchange import Terms
 
 
@@ -68,6 +70,35 @@ def test_who_is_given_up_while_it_waits_gets_the_same_status(stream: bool) -> No
         assert (done.status, done.headers["retry-after"]) == (429, "2")
         assert front.service.metrics.finished["shed"] == 1
         assert front.service.metrics.finished["error"] == 0
+
+    run(go)
+
+
+def test_a_preempted_request_is_told_when_it_goes_on_and_not_that_it_is_nearly_done() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        answer = asyncio.create_task(front.complete(max_tokens=100, ignore_eos=True))
+        while not front.client.streams:
+            await asyncio.sleep(0)
+        (stream,) = front.client.streams
+        name, now, cost = stream.request.id, time.monotonic(), Coefficients(0.1, 0.0, 0.0, 0.0)
+        shedder = front.client.shedder
+        shedder.limits = StepLimits(1, 100, 100, 16)
+        shedder.arrive([stream.request], now)
+        shedder.moved([name], [])
+        shedder.started(name, 1, 0, now)
+        shedder.stepped(10, 0, cost, now)
+        shedder.moved([], [name])
+        shedder.stepped(98, 1, cost, now)
+        front.client.standings = {name: Standing(name, SequenceState.PREEMPTED, 0)}
+        front.client.foreseen = shedder.foresee([name], now)
+        (view,) = (await front.call("GET", "/v1/requests", client="127.0.0.1")).json()["data"]
+        assert (view["state"], view["position"]) == ("preempted", 1)
+        assert view["predicted"]["start"] is not None
+        assert view["predicted"]["first_token"] is None, "it had that"
+        assert 8 < view["predicted"]["end"]["in_s"] <= 9, "90 tokens of a tenth of a second each"
+        stream.give_up(full(1.5))
+        await answer
 
     run(go)
 

@@ -25,6 +25,16 @@ def seconds_beside(decodes: float, cost: Coefficients, step_time: float) -> floa
     return max(step_time, decodes + max(_DECODES * decodes, _STEPS * cost.step))
 
 
+def bends_beside(cost: Coefficients, step_time: float, bounds: Collection[float]) -> tuple[float, ...]:
+    """Return for which seconds of decodes what `seconds_beside` leaves to prompts follows them in another way.
+
+    Also for which it is one of `bounds`. Between two of these it changes evenly with them, or not at all.
+    """
+    steps = _STEPS * cost.step
+    turns = step_time - steps, step_time / (1 + _DECODES), steps / _DECODES
+    return (*turns, *(step_time - bound for bound in bounds), *(bound / _DECODES for bound in bounds))
+
+
 class StepBudget(Protocol):
     """Hands out a step's tokens beyond the one that each running sequence gets in any case.
 

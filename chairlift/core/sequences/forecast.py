@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from chairlift.core.cost import Coefficients
-from chairlift.core.sequences.budget import FLOOR, seconds_beside
+from chairlift.core.sequences.budget import FLOOR, bends_beside, seconds_beside
 
 
 class StepLimits(NamedTuple):
@@ -39,7 +39,13 @@ class Forecast:
 
     Sequences that run get a token in each step, which takes as long as the cost model says. Whoever is admitted next
     waits until a slot and blocks are free, and then for the steps that hold its prompt. `running` gives, for each that
-    runs, its tokens so far and how many are to come. Takes O(log slots) for an admission and O(slots) to begin or copy.
+    runs, its tokens so far and how many are to come.
+
+    An admission takes O(log slots) for each of its `passes` over steps: one or two for each sequence that ends before,
+    and at most 32 for a prompt, however long it is. Where all its chunks up to the next end are of one size they are
+    summed up exactly. Where a limit in seconds has them grow or shrink with what the decodes leave, they are taken to
+    do so evenly, without rounding each to whole tokens: as they are of 8 tokens or more, the steps of a prompt may be a
+    sixteenth too many or too few. To begin or copy a forecast takes O(slots).
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class Forecast:
         heapify(self._ends)
         self._prompts = 0.0
         self._room = self._tokens_left()
+        # How often steps went by, whether one or many at once: the work that it was to find out.
+        self.passes = 0
 
     def copy(self) -> "Forecast":
         """Return another that goes on from here by itself."""
@@ -74,17 +82,7 @@ class Forecast:
         if self._room < 1:
             self._pass(1)
         start = self._began
-        cost, computed = self.cost, cached
-        while computed < prompt:
-            if self._room < 1:
-                self._pass(1)
-            given = min(prompt - computed, self._room)
-            self._room -= given
-            pairs = given * computed + given * (given + 1) / 2
-            computed += given
-            seconds = cost.token * given + cost.kv_token * computed + cost.pair * pairs
-            self._added += seconds
-            self._prompts += seconds
+        self._compute(cached, prompt)
         first = self._began + self._seconds() + self._added
         heappush(self._ends, (self._step + output - 1, prompt + output))
         self._kv_tokens += prompt
@@ -95,6 +93,55 @@ class Forecast:
     def pace(self) -> float:
         """Seconds that each token of those takes who run at the moment."""
         return self._seconds()
+
+    def _compute(self, computed: int, prompt: int) -> None:
+        """Fill the step at hand with a prompt, and as many more as it takes."""
+        cost = self.cost
+        steps, last = 1, self._room  # of the step at hand others may have had some
+        while computed < prompt:
+            held = steps * (self._room + last) // 2
+            given = min(prompt - computed, held)
+            # Each chunk reads all before it and itself; the last may be short of what its step holds.
+            read = steps * computed + steps * (steps + 1) * (2 * self._room + last) / 6 - (held - given)
+            pairs = given * computed + given * (given + 1) / 2
+            seconds = cost.token * given + cost.kv_token * read + cost.pair * pairs
+            self._added += seconds
+            self._prompts += seconds
+            if steps > 1:
+                self._pass(steps - 1)
+            self._room = held - given
+            computed += given
+            if computed < prompt:
+                self._pass(1)
+                steps, last = self._even_steps(prompt - computed)
+
+    def _even_steps(self, left: int) -> tuple[int, int]:
+        """Return how many steps, from the one that begins, so many prompt tokens fill, and what the last of them holds.
+
+        No more than those over which that changes evenly: nobody ends before the last, and no limit comes to hold.
+        """
+        room, ends = self._room, self._ends
+        steps = max(left // room, 1)
+        if ends:
+            steps = min(steps, ends[0][0] - self._step + 1)
+            growth = (self.cost.kv_token + self.cost.pair) * len(ends)
+            if steps > 1 and growth > 0:
+                decodes = self._seconds()
+                ahead = min((bend - decodes for bend in self._bends() if bend > decodes), default=inf)
+                steps = 1 + int(min(ahead / growth, steps - 1))
+        last = self._tokens_left(steps - 1)
+        if last > room:
+            steps = max(steps * room // last, 1)
+            last = self._tokens_left(steps - 1)
+        return steps, last
+
+    def _bends(self) -> Iterable[float]:
+        """For how many seconds of decodes the tokens that a step holds begin, or cease, to change with them."""
+        limits, cost = self.limits, self.cost
+        bounds = cost.token * FLOOR, cost.token * (limits.tokens - len(self._ends))
+        if limits.step_time is not None:
+            return bends_beside(cost, limits.step_time, bounds)
+        return () if limits.seconds is None else [limits.seconds - bound for bound in bounds]
 
     def _wait_for_place(self, prompt: int) -> None:
         """Go on until a slot is free, and blocks for the prompt and one for each that runs."""
@@ -109,6 +156,7 @@ class Forecast:
 
     def _pass(self, steps: int) -> None:
         """Let so many steps go by, of which none but the last may be the last of a sequence."""
+        self.passes += 1
         running = len(self._ends)
         growth = (self.cost.kv_token + self.cost.pair) * running * steps * (steps - 1) / 2
         self._began += self._added + steps * self._seconds() + growth
@@ -120,14 +168,15 @@ class Forecast:
             self._kv_tokens -= heappop(ends)[1]
         self._room = self._tokens_left()
 
-    def _seconds(self) -> float:
-        """How long a step takes in which those that run get a token each, and nobody more."""
-        cost = self.cost
-        return cost.step + cost.token * len(self._ends) + (cost.kv_token + cost.pair) * self._kv_tokens
+    def _seconds(self, later: int = 0) -> float:
+        """How long a step takes in which those that run get a token each, and nobody more: one so many steps later."""
+        cost, running = self.cost, len(self._ends)
+        kv_tokens = self._kv_tokens + later * running
+        return cost.step + cost.token * running + (cost.kv_token + cost.pair) * kv_tokens
 
-    def _tokens_left(self) -> int:
-        """How many prompt tokens the step at hand holds."""
-        limits, decodes = self.limits, self._seconds()
+    def _tokens_left(self, later: int = 0) -> int:
+        """How many prompt tokens the step at hand holds, or one so many steps later if the same sequences run then."""
+        limits, decodes = self.limits, self._seconds(later)
         left, seconds = limits.tokens - len(self._ends), limits.seconds
         if limits.step_time is not None and self._ends:
             seconds = seconds_beside(decodes, self.cost, limits.step_time)

@@ -1,13 +1,13 @@
-"""A forecast of the whole queue, kept for a while: whoever comes into the middle of it need not begin at its head."""
+"""Forecasts of a queue, kept for a while: of all of it, into whose middle others come, and of its head."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from operator import attrgetter
 from typing import Generic, TypeVar
 
 from chairlift.core.queue import HasRank, Rank
-from chairlift.core.sequences.forecast import Forecast
+from chairlift.core.sequences.forecast import Expected, Forecast
 
 _rank = attrgetter("rank")
 # From so many to so many in the queue there is a mark: a forecast to go on from.
@@ -76,3 +76,33 @@ class Outlook(Generic[W]):
             insort(line, each, key=_rank)
             for mark in marks[bisect_right(marks, each.rank, key=_rank, hi=behind) : behind]:
                 mark.pending.append(each)
+
+
+class QueueHead(Generic[W]):
+    """When the first of a queue are expected, from `forecast`, which has those who run. `admit` lets one more in.
+
+    It goes as far as somebody asks, and keeps what it found. Like an outlook it is good for a moment after `made`.
+    """
+
+    def __init__(
+        self, made: float, forecast: Forecast, line: Iterable[W], admit: Callable[[Forecast, W], Expected]
+    ) -> None:
+        self.made = made
+        self.forecast = forecast
+        # Seconds that each token of those takes who run.
+        self.pace = forecast.pace
+        self._admit = admit
+        self._line = iter(line)
+        self._found: dict[Rank, Expected] = {}
+
+    @property
+    def num_admitted(self) -> int:
+        """How many it has looked at."""
+        return len(self._found)
+
+    def expected(self, rank: Rank) -> Expected | None:
+        """Return when one is expected; None of one that is further back, or that came later."""
+        found = self._found
+        while rank not in found and (following := next(self._line, None)) is not None:
+            found[following.rank] = self._admit(self.forecast, following)
+        return found.get(rank)

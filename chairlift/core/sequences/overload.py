@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import Shed, ShedReason
-from chairlift.core.queue import QueueOrder, Rank
+from chairlift.core.queue import QueueOrder
 from chairlift.core.sequences.forecast import Expected, Forecast, StepLimits
-from chairlift.core.sequences.outlook import Outlook
-from chairlift.core.sequences.output_lengths import LengthCurve, OutputLengths
+from chairlift.core.sequences.live_progress import LiveProgress
+from chairlift.core.sequences.outlook import Outlook, QueueHead
+from chairlift.core.sequences.output_lengths import OutputLengths
 from chairlift.core.sequences.ratio_band import RatioBand
 from chairlift.core.sequences.request import Request
 
@@ -40,12 +41,10 @@ _HOPELESS = 1.1
 _FRESH_SECONDS = 0.05
 # It is used for this share of the target, if that is shorter.
 _FRESH = 0.025
-# Making one takes up to so many seconds for each request that waits.
-_ADMISSION_SECONDS = 3e-5
+# Making one takes up to so many seconds for each request that waits, and for each time that steps go by.
+_ADMISSION_SECONDS, _PASS_SECONDS = 3e-5, 5e-6
 # It is used for at least so many times as long as it took to make.
 _REST = 10
-# Sequences take different shares of their lengths' distribution, spread evenly (the golden ratio's multiples).
-_GOLDEN = 0.6180339887498949
 # What is known of so many ends is learned at the next forecast; of more, only the last.
 _MOST_ENDS = 1024
 _CACHED_STEP = 0.05
@@ -89,37 +88,12 @@ class Foreseen(NamedTuple):
     end: ForeseenMoment | None = None
 
 
-class _Live:
-    """A live request that has not ended: waiting until its first token is there, then running.
-
-    It has `begun` while it has a slot, in which its prompt is computed first. `foreseen` is when somebody asked for it,
-    and the wait that was foreseen then.
-    """
-
-    __slots__ = ("begun", "deadline", "expected", "foreseen", "group", "leads", "rank", "request", "share", "since")
-
-    def __init__(self, request: Request, group: Hashable, rank: Rank, deadline: float | None, leads: bool) -> None:
-        self.request = request
-        self.group = group
-        self.rank = rank
-        self.deadline = deadline
-        self.leads = leads  # the first of those that came together, by which the target goes
-        self.share = rank[1] * _GOLDEN % 1.0
-        self.begun = False
-        self.expected: float | None = None
-        self.foreseen: tuple[float, float] | None = None
-        self.since: int | None = None  # the step of the first token
-
-    def length(self, curve: LengthCurve, made: int, share: float) -> int:
-        """Tokens that it will have; all that it may have, if nothing can end it before."""
-        request = self.request
-        if not self.request.may_stop:
-            return request.max_tokens
-        least = max(made, request.params.min_tokens - 1)
-        return max(min(int(curve.length(least, share)), request.max_tokens), made + 1)
-
-
 _rank = attrgetter("rank")
+
+
+def _rest(admissions: int, passes: int) -> float:
+    """For how many seconds to use what so many admissions found, in which steps went by so often."""
+    return _REST * (_ADMISSION_SECONDS * admissions + _PASS_SECONDS * passes)
 
 
 class LoadShedder:
@@ -147,15 +121,16 @@ class LoadShedder:
         self.num_shed: Counter[ShedReason] = Counter()
         self._negligible = _NEGLIGIBLE_SECONDS if target is None else _NEGLIGIBLE * target
         self._fresh = _FRESH_SECONDS if target is None else min(_FRESH_SECONDS, _FRESH * target)
-        self._live: dict[str, _Live] = {}
-        self._waiting: list[_Live] = []
+        self._live: dict[str, LiveProgress] = {}
+        self._waiting: list[LiveProgress] = []
         self._ends: deque[tuple[Hashable, int, bool]] = deque(maxlen=_MOST_ENDS)
         self._cached = 0.0
         self._steps = 0
         self._serial = 0
         self._deadlines = 0
         self._refused = 0.0
-        self._outlook: Outlook[_Live] | None = None
+        self._outlook: Outlook[LiveProgress] | None = None
+        self._head: QueueHead[LiveProgress] | None = None
         self._stale_at = -inf
 
     @property
@@ -191,11 +166,14 @@ class LoadShedder:
             self._check_target(self._least_wait(now), 1)
 
     def moved(self, begun: Iterable[str], preempted: Iterable[str]) -> None:
-        """Hear who took a slot in a step, and who had given one up before; any that are not here are passed over."""
+        """Hear who took a slot in a step, and who had given one up before; any that are not here are passed over.
+
+        This comes before `stepped` says how many steps there were with that one.
+        """
         for names, has_slot in ((preempted, False), (begun, True)):
             for name in names:
                 if name in self._live:
-                    self._live[name].begun = has_slot
+                    self._live[name].move(has_slot, self._steps)
 
     def started(self, request_id: str, steps: int, num_cached_tokens: int, now: float) -> None:
         """Hear that a request had its first token in the last of so many steps, and how much was cached."""
@@ -203,7 +181,7 @@ class LoadShedder:
         if live is None or live.since is not None:
             return
         self._leave_queue(live)
-        self._steps = live.since = steps
+        live.since = steps
         self._cached += _CACHED_STEP * (num_cached_tokens / len(live.request.prompt_ids) - self._cached)
         self._compare(live, now - live.request.arrival)
         if live.foreseen is not None:
@@ -221,7 +199,7 @@ class LoadShedder:
         if live.since is None:
             self._leave_queue(live)
         else:
-            made = self._made(live) if length is None else length
+            made = live.made(self._steps) if length is None else length
             self._ends.append((live.group, made, length is None))
 
     def stepped(self, steps: int, num_waiting: int, cost: Coefficients | None, now: float) -> list[tuple[str, Shed]]:
@@ -241,7 +219,7 @@ class LoadShedder:
         self._live.clear()
         self._waiting.clear()
         self._deadlines = self._steps = 0
-        self._outlook, self._stale_at = None, -inf
+        self._outlook, self._head, self._stale_at = None, None, -inf
 
     # Predicting
 
@@ -258,46 +236,48 @@ class LoadShedder:
     def foresee(self, request_ids: Collection[str], now: float) -> dict[str, Foreseen]:
         """Say what is expected of live requests, for a person who asks; those far back in the queue are missing.
 
-        What comes of it is learned from, as nothing else is without a target. Takes O(live requests), and O(log slots)
-        for each of the first in the queue.
+        What comes of it is learned from, as nothing else is without a target. Takes O(live requests), and an admission
+        for each of the first in the queue; what that found is used again for ten times as long as it took, so whoever
+        has just come into a long queue may be missing too.
         """
         if self.limits is None or self.cost is None:
             return {}
-        forecast = self._of_running(now)
+        head = self._head
+        if head is None or now >= head.made + _rest(head.num_admitted, head.forecast.passes):
+            forecast, begun, line = self._in_order(now)
+            # As in `_look_ahead`: who has a slot keeps it, whoever goes before it in the queue.
+            head = self._head = QueueHead(now, forecast, (*begun, *line[:_MOST_FORESEEN]), self._admit)
         found: dict[str, Foreseen] = {}
-        waiting: set[str] = set()
         for request_id in request_ids:
             live = self._live.get(request_id)
-            if live is not None and live.since is not None:
-                end = self._foreseen_end(live, ForeseenMoment(now, now, now), forecast.pace, self._made(live))
+            if live is None:
+                continue
+            if live.runs:
+                end = self._foreseen_end(live, ForeseenMoment(now, now, now), head.pace, live.made(self._steps))
                 found[request_id] = Foreseen(end=end)
-            elif live is not None:
-                waiting.add(request_id)
-        # As in `_look_ahead`: who has a slot keeps it, whoever goes before it in the queue.
-        begun = [live for live in self._waiting if live.begun]
-        for live in (*begun, *(live for live in self._waiting[:_MOST_FORESEEN] if not live.begun)):
-            if not waiting:
-                break
-            expected = self._admit(forecast, live)
-            if live.request.id in waiting:
-                waiting.remove(live.request.id)
-                found[live.request.id] = self._foreseen(live, expected, now)
+            elif (expected := head.expected(live.rank)) is not None:
+                found[request_id] = self._foreseen(live, expected, now)
         return found
 
-    def _foreseen(self, live: _Live, expected: Expected, now: float) -> Foreseen:
-        """What is expected of a request that waits; when that was first said is kept, to learn from."""
+    def _foreseen(self, live: LiveProgress, expected: Expected, now: float) -> Foreseen:
+        """What is expected of a request that waits; when that was first said is kept, to learn from.
+
+        One that had tokens before has no first one to come, but others.
+        """
         wait = max(expected.first - now, 0.0)
         if live.foreseen is None and live.expected is None:
             live.foreseen = now, wait
         likely = self._stretched(wait, self.likely.value)
-        first = ForeseenMoment(now + likely)
+        following = ForeseenMoment(now + likely)
         if len(self._band) >= _LEAST_COMPARED:
             early, late = (self._stretched(wait, ratio) for ratio in self._band.ends)
-            first = ForeseenMoment(now + min(max(likely, early), late), now + early, now + late)
-        start = ForeseenMoment(min(max(expected.start, now), first.expected))
-        return Foreseen(start, first, self._foreseen_end(live, first, expected.pace, 1))
+            following = ForeseenMoment(now + min(max(likely, early), late), now + early, now + late)
+        start = ForeseenMoment(min(max(expected.start, now), following.expected))
+        made = min(live.made(self._steps) + 1, live.request.max_tokens)
+        end = self._foreseen_end(live, following, expected.pace, made)
+        return Foreseen(start, following if live.since is None else None, end)
 
-    def _foreseen_end(self, live: _Live, last: ForeseenMoment, pace: float, made: int) -> ForeseenMoment | None:
+    def _foreseen_end(self, live: LiveProgress, last: ForeseenMoment, pace: float, made: int) -> ForeseenMoment | None:
         """When a request ends that has so many tokens at the moment `last`; None before lengths are known."""
         if live.request.may_stop and self.lengths.all.num_observed < _LEAST_ENDS:
             return None
@@ -325,7 +305,7 @@ class LoadShedder:
         """Whether whoever comes finds nobody waiting and a slot free."""
         return not self._waiting and (self.limits is None or len(self._live) < self.limits.slots)
 
-    def _expect(self, coming: list[_Live], now: float, deadline: float | None) -> None:
+    def _expect(self, coming: list[LiveProgress], now: float, deadline: float | None) -> None:
         """Say when each will have its first token. Raises Shed if that is too late."""
         if self.limits is None or self.cost is None:
             return
@@ -336,7 +316,7 @@ class LoadShedder:
         if self.target is not None:
             self._check_target(self._stretched(waits[0], self._ratio), len(coming))
         if deadline is not None:
-            rest = expected[-1].pace * (self._length(coming[-1], 0.5) - 1)
+            rest = expected[-1].pace * (self._left(coming[-1], 0.5) - 1)
             self._check_deadline(self._stretched(waits[-1], self.likely.value), rest, deadline - now, len(coming))
         for live, wait in zip(coming, waits, strict=True):
             live.expected = wait
@@ -357,35 +337,34 @@ class LoadShedder:
             detail = f"it would be done in about {wait + rest:.3g} s, after its deadline in {max(left, 0.0):.3g} s"
             raise Shed(ShedReason.DEADLINE, detail, min(wait + rest - left, wait))
 
-    def _up_to_date(self, now: float) -> Outlook[_Live]:
+    def _up_to_date(self, now: float) -> Outlook[LiveProgress]:
         """Return what is expected of those who wait, not much older than `now`."""
         if self._outlook is None or now >= self._stale_at:
             return self._look_ahead(now)
         return self._outlook
 
-    def _look_ahead(self, now: float, late: list[tuple[str, Shed]] | None = None) -> Outlook[_Live]:
+    def _look_ahead(self, now: float, late: list[tuple[str, Shed]] | None = None) -> Outlook[LiveProgress]:
         """Look at all who wait anew. Where there is a list of those who do in vain, they join it and are left out."""
-        forecast = self._of_running(now)
-        # The prompts of these are being computed: they keep their slots, however long that takes.
-        for live in self._waiting:
-            if live.begun:
-                self._admit(forecast, live)
+        forecast, begun, line = self._in_order(now)
+        for live in begun:
+            self._admit(forecast, live)
         self._outlook = outlook = Outlook(forecast, self._admit)
-        self._stale_at = now + max(self._fresh, _REST * _ADMISSION_SECONDS * len(self._waiting))
-        for live in self._waiting:
-            if live.begun:
-                continue
+        passes = forecast.passes
+        for live in line:
             forecast = outlook.end()
+            before = forecast.passes
             first = self._admit(forecast, live).first
-            if late is not None:
+            passes += forecast.passes - before
+            if late is not None and live.since is None:
                 wait = self._stretched(max(first - now, 0.0), self.likely.value)
                 if (shed := self._hopeless(live, wait, now)) is not None:
                     late.append((live.request.id, shed))
                     continue
             outlook.add([live], forecast)
+        self._stale_at = now + max(self._fresh, _rest(len(begun) + len(line), passes))
         return outlook
 
-    def _hopeless(self, live: _Live, wait: float, now: float) -> Shed | None:
+    def _hopeless(self, live: LiveProgress, wait: float, now: float) -> Shed | None:
         """Say why a request that waits, and will for so many seconds, need wait no longer; None if it may hope."""
         waited = now - live.request.arrival
         if live.deadline is not None and now + wait > live.deadline:
@@ -399,32 +378,40 @@ class LoadShedder:
         detail = f"it waited {waited:.3g} s for its first token, which may take {self.target:g} s (target_ttft_ms), "
         return Shed(ShedReason.TTFT, f"{detail}and would take {wait:.3g} s more", max(waited + wait - self.target, 0.0))
 
-    def _of_running(self, now: float) -> Forecast:
-        """Return a forecast that begins with those who run."""
+    def _in_order(self, now: float) -> tuple[Forecast, list[LiveProgress], list[LiveProgress]]:
+        """Return a forecast that begins with those who run, those whose prompts are being computed, and all others.
+
+        The second keep their slots, however long that takes. Among the third, in order, are those who lost theirs.
+        """
         assert self.limits is not None
         assert self.cost is not None
         while self._ends:
             self.lengths.observe(*self._ends.popleft())
         running = []
+        line = [live for live in self._waiting if not live.begun]
         for live in self._live.values():
-            if live.since is not None:
-                made = self._made(live)
-                left = live.length(self.lengths.of(live.group), made, live.share) - made
-                running.append((len(live.request.prompt_ids) + made, max(left, 1)))
-        return Forecast(self.limits, self.cost, now, running)
+            if live.since is None:
+                continue
+            if live.halted is None:
+                running.append((self._context(live), self._left(live, live.share)))
+            else:
+                insort(line, live, key=_rank)
+        begun = [live for live in self._waiting if live.begun]
+        return Forecast(self.limits, self.cost, now, running), begun, line
 
-    def _admit(self, forecast: Forecast, live: _Live) -> Expected:
-        prompt = len(live.request.prompt_ids)
+    def _admit(self, forecast: Forecast, live: LiveProgress) -> Expected:
+        """Let one in that waits; what it had before it lost its slot is computed anew."""
+        prompt = self._context(live)
         cached = min(int(self._cached * prompt), prompt - 1)
-        return forecast.admit(prompt, cached, self._length(live, live.share))
+        return forecast.admit(prompt, cached, self._left(live, live.share))
 
-    def _length(self, live: _Live, share: float) -> int:
-        return live.length(self.lengths.of(live.group), 0, share)
+    def _left(self, live: LiveProgress, share: float) -> int:
+        """Tokens that a request is yet to have."""
+        return live.left(self.lengths.of(live.group), live.made(self._steps), share)
 
-    def _made(self, live: _Live) -> int:
-        """Tokens that a running request has by now: one in each step since its first."""
-        assert live.since is not None
-        return min(max(self._steps - live.since, 0) + 1, live.request.max_tokens)
+    def _context(self, live: LiveProgress) -> int:
+        """Tokens of its prompt, and those that it has."""
+        return len(live.request.prompt_ids) + live.made(self._steps)
 
     # Learning
 
@@ -432,7 +419,7 @@ class LoadShedder:
         """Return an expected wait as experience corrects it."""
         return max(ratio * (wait + self._negligible) - self._negligible, 0.0)
 
-    def _compare(self, live: _Live, waited: float) -> None:
+    def _compare(self, live: LiveProgress, waited: float) -> None:
         """Learn from how long a request waited beside what was expected of it, once."""
         if live.expected is None:
             return
@@ -449,11 +436,11 @@ class LoadShedder:
 
     # Keeping count
 
-    def _coming(self, request: Request, group: Hashable, deadline: float | None, leads: bool) -> _Live:
+    def _coming(self, request: Request, group: Hashable, deadline: float | None, leads: bool) -> LiveProgress:
         self._serial += 1
         moment = self.order.moment(request.arrival, request.priority, len(request.prompt_ids) + request.max_tokens)
-        return _Live(request, group, (moment, self._serial), deadline, leads)
+        return LiveProgress(request, group, (moment, self._serial), deadline, leads)
 
-    def _leave_queue(self, live: _Live) -> None:
+    def _leave_queue(self, live: LiveProgress) -> None:
         del self._waiting[bisect_left(self._waiting, live.rank, key=_rank)]
         self._deadlines -= live.deadline is not None

@@ -65,7 +65,8 @@ class Stream:
 
     It has `ended` at a moment of CLOCK_MONOTONIC, 0 before. Once it has, after its `beginning`, `steps` are those from
     its first token to its last, and `rows` the sum of the requests in them. `running_since` is when it took its slot,
-    0 while it has none. It is the worker's request of this `number`; those of a `party` came together.
+    0 while it has none. After its first token it lost one when there were `halted` steps, and has `missed` so many
+    before it had another. It is the worker's request of this `number`; those of a `party` came together.
     """
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None], number: int = 0, party: int = 0) -> None:
@@ -80,7 +81,7 @@ class Stream:
         self.at_once: AtOnce | None = None
         self.updates: list[SequenceUpdate] = []
         self.beginning: Beginning | None = None
-        self.preemptions = self.steps = self.rows = 0
+        self.preemptions = self.steps = self.rows = self.halted = self.missed = 0
         self.ended = self.running_since = 0.0
         # What others had waited for before it came, by reason.
         self.waited_before: Mapping[str, float] = {}
@@ -249,9 +250,11 @@ class SequenceClient(Supervised):
             if not stream.request.background:
                 self.shedder.arrive([stream.request], now)
                 if (began := stream.beginning) is not None:
-                    self.shedder.started(stream.request.id, began.steps + 1, began.num_cached_tokens, now)
-        self.shedder.moved([name for name, stream in self._streams.items() if stream.running_since], ())
+                    missed = stream.missed + (0 if stream.running_since else stats.steps - stream.halted)
+                    self.shedder.started(stream.request.id, began.steps + 1 + missed, began.num_cached_tokens, now)
         self.shedder.stepped(stats.steps, stats.waiting, stats.coefficients, now)
+        running = [name for name, stream in self._streams.items() if stream.running_since]
+        self.shedder.moved(running, self._streams.keys() - running)
 
     def _admit_in_time(self, requests: list[Request], group: Hashable, timeout: float | None) -> None:
         """Raise QueueFull if live requests would be too late."""
@@ -349,12 +352,15 @@ class SequenceClient(Supervised):
         if output.stats.step_requests:
             self._worker.worked()
         self._take_stats(output.stats)
+        before = output.stats.steps - 1
         for request_id in output.preempted:
             if (preempted := self._streams.get(request_id)) is not None:
                 preempted.preemptions += 1
-                preempted.running_since = 0.0
+                preempted.running_since, preempted.halted = 0.0, before
         for request_id in output.started:
             if (started := self._streams.get(request_id)) is not None:
+                if started.beginning is not None and not started.running_since:
+                    started.missed += before - started.halted
                 started.running_since = output.stats.step_ended - output.stats.step_seconds
         if self._sheds:
             self.shedder.moved(output.started, output.preempted)
