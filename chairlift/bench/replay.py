@@ -20,8 +20,10 @@ from chairlift.bench.output_files import check_output, saving
 from chairlift.bench.raw_results import HelpFormatter, Recording, Results, caption, start, table
 from chairlift.config.flags import dashed
 from chairlift.errors import ConfigError
-from chairlift.plan.trace import TraceRequest, duration, fitted, scaled, with_answers
-from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace
+from chairlift.plan.access_log import AccessLog
+from chairlift.plan.trace import TraceRequest, cut_notes, duration, fitted, scaled, with_answers
+from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace_or_log
+from chairlift.plan.traffic import LENGTHS, Traffic, requests_at
 
 # The module whose `markdown` shows the results.
 RESULTS_OF = "chairlift.bench.replay"
@@ -128,7 +130,10 @@ def add_serve(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     parser.set_defaults(run=main)
     parser.add_argument("url", help="http://HOST:PORT")
-    parser.add_argument("trace", type=Path, help="recorded by serve --record, of Mooncake, Azure or BurstGPT")
+    recorded = "recorded by serve --record, of Mooncake, Azure or BurstGPT, or an access log of nginx or Apache"
+    parser.add_argument("trace", type=Path, help=recorded)
+    parser.add_argument("--input-lengths", metavar="LENGTHS", help=f"of an access log, tokens of prompts: {LENGTHS}")
+    parser.add_argument("--output-lengths", metavar="LENGTHS", help="of an access log, tokens of answers")
     parser.add_argument("--model", default="", help="the model to ask for, where the trace names none")
     parser.add_argument("--api", choices=list(APIS), default="completions", help="what the server speaks")
     parser.add_argument("--trace-model", metavar="NAME", help="only the trace's requests to this model")
@@ -238,7 +243,7 @@ def save_requests(path: Path, load: Load) -> None:
 def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
     """The trace as the flags have it."""
     _check(args)
-    trace = with_answers(_sendable(read_trace(args.trace, most=args.limit), args))
+    trace = with_answers(_sendable(_read(args), args))
     too_long = f"makes prompts or answers of more than {MOST_TOKENS} tokens"
     too_long = f"--scale-lengths {args.scale_lengths:g} {too_long}: take less, or cut them with --max-model-len"
     try:
@@ -247,17 +252,40 @@ def _wanted(args: argparse.Namespace) -> list[TraceRequest]:
         raise ConfigError("--speed and --scale-lengths must be more than 0, and finite") from None
     except OverflowError:
         raise ConfigError(too_long) from None
-    if args.max_model_len is not None:
-        trace = fitted(trace, args.max_model_len)
-    if any(max(request.input_length, request.output_length) > MOST_TOKENS for request in trace):
-        raise ConfigError(too_long)
     if args.seconds is not None:
         trace = [request for request in trace if request.arrival <= args.seconds]
+    if args.max_model_len is not None:
+        whole, trace = trace, fitted(trace, args.max_model_len)
+        for note in cut_notes(whole, trace, args.max_model_len):
+            print(f"note: {note}", file=sys.stderr)
+    if any(max(request.input_length, request.output_length) > MOST_TOKENS for request in trace):
+        raise ConfigError(too_long)
     if duration(trace) > _LONGEST_S:
         lasts = f"the trace lasts {duration(trace):g} s at this speed, and a replay at most {_LONGEST_S}"
         raise ConfigError(f"{lasts}: raise --speed, or cut it with --seconds")
     _check_memory(trace, args)
     return trace
+
+
+def _read(args: argparse.Namespace) -> list[TraceRequest]:
+    """The requests of the file; those of an access log have the lengths that are given for them."""
+    found = read_trace_or_log(args.trace, most=args.limit)
+    given: dict[str, str | None] = {name: getattr(args, name) for name in ("input_lengths", "output_lengths")}
+    if not isinstance(found, AccessLog):
+        if set(given.values()) != {None}:
+            raise ConfigError("the trace has its own lengths: leave out --input-lengths and --output-lengths")
+        return found
+    needed = {"input_lengths": args.api != "oip", "output_lengths": args.api in _GENERATING}
+    for name, is_needed in needed.items():
+        if given[name] is not None and not is_needed:
+            raise ConfigError(f"--{dashed(name)} says nothing of requests with --api {args.api}; leave it out")
+    missing = [f"--{dashed(name)}" for name, is_needed in needed.items() if is_needed and given[name] is None]
+    if missing:
+        raise ConfigError(f"trace {args.trace} is an access log, which tells no lengths: say {' and '.join(missing)}")
+    moments, about = found.moments(args.api not in _GENERATING, args.seed or 0)
+    print(f"note: {about}", file=sys.stderr)
+    inputs, outputs = (form or "constant:1" for form in given.values())
+    return requests_at(moments, Traffic(input_length=inputs, output_length=outputs), args.seed or 0)
 
 
 def _check_memory(trace: Sequence[TraceRequest], args: argparse.Namespace) -> None:

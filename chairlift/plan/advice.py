@@ -12,6 +12,10 @@ from chairlift.plan.trace import TraceRequest, duration
 
 # So many requests at once are as good as one.
 ALONE = 1.2
+# A gap of more than this share of a trace is no part of its traffic, but a server that was off.
+_A_PAUSE = 0.5
+# Units of time, from the longest: seconds of one, and its name.
+_UNITS = ((86_400, "days"), (3600, "h"), (60, "min"))
 # Where fewer are simulated for each that runs at a time, most of them come into a machine that fills or empties.
 _A_CROWD = 4
 
@@ -21,7 +25,8 @@ class TrafficFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     `gap_cv` and `output_cv` are coefficients of variation: 1 for Poisson arrivals and exponential lengths. `shared` is
     the share of prompt tokens that lie in blocks which an earlier prompt had as well. To a model that answers in one
-    call a request has `items`, of as many tokens as the inputs say, on average.
+    call a request has `items`, of as many tokens as the inputs say, on average. The share `background` of the requests
+    ran in the background, where nobody waits.
     """
 
     requests: int
@@ -34,6 +39,7 @@ class TrafficFacts(msgspec.Struct, kw_only=True, frozen=True):
     output_cv: float
     shared: float
     items: float = 0.0
+    background: float = 0.0
 
 
 def facts_of(trace: Sequence[TraceRequest], rate: float | None = None) -> TrafficFacts:
@@ -52,6 +58,7 @@ def facts_of(trace: Sequence[TraceRequest], rate: float | None = None) -> Traffi
         output_cv=_variation(outputs),
         shared=_shared(trace),
         items=fmean(request.items for request in trace),
+        background=fmean(request.background for request in trace),
     )
 
 
@@ -82,15 +89,35 @@ def fewness_notes(plan: ServingPlan) -> list[str]:
     return [f"{about}: the rates here are rough, and a longer run may keep less"]
 
 
+def pause_notes(trace: Sequence[TraceRequest], instead: str) -> list[str]:
+    """Return what is to be said of a trace most of which is one pause, and what to do `instead`; nothing of others."""
+    pause = max((later.arrival - sooner.arrival for sooner, later in pairwise(trace)), default=0.0)
+    if pause <= _A_PAUSE * duration(trace):
+        return []
+    return [f"a pause of {_lasting(pause)} counts as traffic, and what comes around it as bursts: plan {instead}"]
+
+
 def at_once(plan: ServingPlan, facts: TrafficFacts) -> float:
     """Requests under way at a time, if none of them slowed down another, by Little's law."""
     return facts.rate * plan.alone.e2e
 
 
-def described(facts: TrafficFacts) -> str:
+def who_waits(facts: TrafficFacts) -> str:
+    """Whether somebody waits for each answer, and how requests come."""
+    answer = "No, all run in the background" if facts.background == 1 else "Yes"
+    return f"Does anybody wait for each answer? {answer}: {_described(facts)}"
+
+
+def _described(facts: TrafficFacts) -> str:
     """How requests come."""
     text = f"{rounded(facts.rate)} requests come a second, by themselves"
     return f"{text} (their gaps have a coefficient of variation of {facts.gap_cv:.1f}; 1 is Poisson)"
+
+
+def _lasting(seconds: float) -> str:
+    """A time as people say it."""
+    size, name = next((unit for unit in _UNITS if seconds >= 2 * unit[0]), (1, "s"))
+    return f"{rounded(seconds / size)} {name}"
 
 
 def _variation(values: Sequence[float]) -> float:

@@ -106,11 +106,11 @@ def _bottleneck(
 
 
 def _shares(cost: Coefficients, run: SimulatedRun) -> _Shares:
-    """What steps are predicted to take for all answered requests; a prompt counts as one chunk."""
+    """What steps are predicted to take for all requests that had tokens; a prompt counts as one chunk."""
     (steps,) = run.steps.values()
     compute = reading = 0.0
     for life in run.requests:
-        if life.end is None:
+        if not life.num_tokens:
             continue
         prompt, decodes, cached = life.request.input_length, life.num_tokens - 1, life.cached_tokens
         own = prompt - cached

@@ -133,7 +133,7 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
         return simulate([self.model(config)], self.at(rate, count), front=self.front, replicas=replicas, seed=self.seed)
 
     def alone(self, base: ConfigT, count: int) -> Latencies:
-        """Return what the first `count` requests see without company, at the targets' percentile.
+        """Return what the first `count` requests see without company, at the targets' percentile, in whatever time.
 
         Raises ConfigError, saying why, if none of them can be answered.
         """
@@ -143,7 +143,8 @@ class PlanCase(ABC, Generic[ConfigT, ProfileT]):
             whys = (life.refusal for life in self.run(config, 1.0, count).requests if life.refusal is not None)
             raise ConfigError(f"no request of the traffic can be answered: {next(whys)}")
         gap = _APART / capacity
-        trace = [msgspec.structs.replace(each, arrival=n * gap) for n, each in enumerate(self.trace[:count])]
+        first = self.trace[:count]
+        trace = [msgspec.structs.replace(each, arrival=n * gap, timeout=None) for n, each in enumerate(first)]
         run = simulate([self.model(base)], trace, front=self.front, seed=self.seed)
         return latencies(run, self.targets.percentile)
 

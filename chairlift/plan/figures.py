@@ -100,7 +100,9 @@ def report(outcome: SimulatedRun, targets: Targets | None = None, model: str | N
     done = [life for life in lives if life.end is not None]
     began = min((life.request.arrival for life in lives), default=0.0)
     arriving = max((life.request.arrival for life in lives), default=0.0) - began
-    seconds = max((life.end for life in done if life.end is not None), default=began) - began
+    # Whoever was given up had steps until then.
+    last = (life.shed_at if life.end is None else life.end for life in lives)
+    seconds = max((moment for moment in last if moment is not None), default=began) - began
     good = sum(targets.met_by(life) for life in done)
     steps = {key: each for key, each in outcome.steps.items() if model is None or key[0] == model}
     return Report(

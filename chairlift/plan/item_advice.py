@@ -1,7 +1,7 @@
 """Which strategy suits the traffic of a model that answers in one call, and why: in words, with the case's numbers."""
 
 from chairlift.config.items import DEFAULT_MAX_BATCH_SIZE
-from chairlift.plan.advice import ALONE, TrafficFacts, at_once, described, rounded, verdict
+from chairlift.plan.advice import ALONE, TrafficFacts, at_once, rounded, verdict, who_waits
 from chairlift.plan.machine_profile import ItemProfile
 from chairlift.plan.planner import ServingPlan, StrategyPlan
 
@@ -39,7 +39,7 @@ def _shown_batch(profile: ItemProfile) -> int:
 
 def _waiting(plan: ServingPlan, facts: TrafficFacts, profile: ItemProfile) -> str:
     """Whether somebody waits for each answer, and what a full batch would make of that."""
-    text = f"Does anybody wait for each answer? Yes: {described(facts)}, of {rounded(facts.items)} items on average."
+    text = f"{who_waits(facts)}, of {rounded(facts.items)} items on average."
     full, dynamic = _of(plan, "static"), _of(plan, "dynamic")
     # A plan leaves out what is the model's own default.
     batch = int(full.settings.get("max_batch_size", profile.max_batch_size or DEFAULT_MAX_BATCH_SIZE))

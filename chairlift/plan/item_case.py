@@ -41,6 +41,10 @@ class ItemCase(PlanCase[ItemConfig, ItemProfile]):
             config, max_waiting=max(config.max_waiting, crowd), max_queue_ms=None, timeout_ms=None
         )
 
+    def alone(self, base: ItemConfig, count: int) -> Latencies:
+        """As of any other case, so without the model's own deadline too."""
+        return super().alone(msgspec.structs.replace(base, timeout_ms=None), count)
+
     def work(self, request: TraceRequest) -> int:
         """Its items."""
         return max(request.items, 1)

@@ -13,6 +13,7 @@ from chairlift.core.items.turns import Turns
 from chairlift.plan.machine_profile import ItemProfile
 from chairlift.plan.resampler import CallTimes
 from chairlift.plan.simulated_run import SimulatedRequest, SimulatedSteps
+from chairlift.plan.trace import TraceRequest
 from chairlift.plan.virtual_machine import VirtualMachine
 
 _TIMER = 1e-3
@@ -95,6 +96,7 @@ class VirtualItems:
         """Queue a request's items, all or none."""
         now, trace = self._agenda.now, life.request
         life.read = now
+        life.deadline = self._deadline(trace, now)
         parts = _Parts(life, {f"{number}-{index}" for index in range(max(trace.items, 1))})
         for name in sorted(parts.names):
             item = Item(
@@ -103,7 +105,7 @@ class VirtualItems:
                 size=float(max(trace.input_length, 1)) if self._sized else 1.0,
                 shape_key=trace.shape_key,
                 priority=trace.priority,
-                deadline=None if trace.timeout is None else now + trace.timeout,
+                deadline=life.deadline,
                 background=trace.background,
             )
             try:
@@ -116,8 +118,24 @@ class VirtualItems:
                 self._refuse(parts, None, now)
                 break
             self._parts[name] = parts
-        if self.scheduler.has_free or trace.timeout is not None:
+        else:
+            if life.deadline is not None:
+                self._agenda.at_deadline(life.deadline, lambda: self._expire(parts))
+        # While all are busy, only a deadline before the moment that was to come next makes a difference.
+        if self.scheduler.has_free or (life.deadline is not None and life.deadline < self._moment):
             self._pump_soon(self._times.hold(now))
+
+    def _deadline(self, trace: TraceRequest, now: float) -> float | None:
+        """When a request is given up that is read now. Only live ones get the model's own timeout."""
+        timeout = trace.timeout
+        if timeout is None and not trace.background:
+            timeout = self.scheduler.limits.default_timeout
+        return None if timeout is None else now + timeout
+
+    def _expire(self, parts: "_Parts") -> None:
+        """Give up a request whose time is over, if its answer is not there. A call that it is in runs to its end."""
+        if parts.life.computed is None and parts.life.shed_at is None:
+            self._refuse(parts, ShedReason.DEADLINE, self._agenda.now)
 
     def _refuse(self, parts: "_Parts", reason: ShedReason | None, now: float) -> None:
         """End a request without an answer; its items that wait or run are wanted no more."""

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Annotated
 
 import msgspec
 
@@ -28,7 +29,8 @@ class SeenRequest(msgspec.Struct, array_like=True, frozen=True):
 
     `cached` of its prompt were found in the prefix cache. Of one that is under way `ended` is None; `answered` is one
     that came to its own end. `most` are the tokens that it may have, if it can end before. One that was `refused` has
-    size 0 where nobody had read its prompt yet. With `hold_updates` nobody reads its tokens as they come.
+    size 0 where nobody had read its prompt yet. With `hold_updates` nobody reads its tokens as they come. One that was
+    given up at its deadline has a `timeout`, in seconds after it came.
     """
 
     arrival: float
@@ -45,6 +47,7 @@ class SeenRequest(msgspec.Struct, array_like=True, frozen=True):
     most: int | None = None
     refused: bool = False
     hold_updates: bool = False
+    timeout: float | None = None
 
 
 class SeenStep(msgspec.Struct, array_like=True, frozen=True):
@@ -76,6 +79,17 @@ class SeenItems(msgspec.Struct, kw_only=True, tag="items"):
     requests: list[SeenRequest]
     calls: list[CallSample]
     sized: bool
+
+
+_Counted = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class AllArrivals(msgspec.Struct, frozen=True):
+    """So many requests came within some whole seconds, of which so many are `listed` one by one."""
+
+    requests: _Counted
+    listed: _Counted
+    seconds: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class _Presence:
@@ -206,7 +220,8 @@ def sequence_trace(requests: Sequence[SeenRequest], block_size: int, most: int, 
 
     What was found in the prefix cache is a beginning that all of a tenant's have in common. One that is under way gets
     the length of somebody else's answer, if that is longer than what it has, and one that was refused that of its
-    answer, and perhaps its prompt; none has more than fits in `most` tokens.
+    answer, and perhaps its prompt; one that was given up at its deadline had more to say than it did. None has more
+    than fits in `most` tokens.
     """
     begin, rng = requests[0].arrival, random.Random(f"{seed} prompts")
     sizes = [each.size for each in requests if each.size] or [1]
@@ -214,24 +229,30 @@ def sequence_trace(requests: Sequence[SeenRequest], block_size: int, most: int, 
         TraceRequest(
             arrival=each.arrival - begin,
             input_length=each.size or rng.choice(sizes),
-            output_length=0 if each.ended is None or each.refused else max(each.outputs, 1),
+            output_length=max(each.outputs, 1) if _is_whole(each) else 0,
             max_tokens=each.most,
             hash_ids=tuple(range(each.cached // block_size)),
             block_size=block_size,
             tenant=str(each.tenant),
             priority=each.priority,
             background=each.background,
+            timeout=each.timeout,
             hold_updates=each.hold_updates,
         )
         for each in requests
     ]
     drawn = with_answers(trace, seed)
     for index, each in enumerate(requests):
-        length = max(drawn[index].output_length, each.outputs, 1)
+        length = max(drawn[index].output_length, each.outputs + (each.timeout is not None), 1)
         length = max(min(length, most - drawn[index].input_length), 1)
         most_tokens = None if each.most is None else max(each.most, length)
         drawn[index] = msgspec.structs.replace(drawn[index], output_length=length, max_tokens=most_tokens)
     return drawn
+
+
+def _is_whole(request: SeenRequest) -> bool:
+    """Whether the answer that is known of a request is all that it was to have."""
+    return request.ended is not None and not request.refused and request.timeout is None
 
 
 def item_trace(requests: Sequence[SeenRequest], sized: bool) -> list[TraceRequest]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from chairlift.core.sequences.strategy import STRATEGIES, Strategy
-from chairlift.plan.advice import ALONE, TrafficFacts, at_once, described, rounded, verdict
+from chairlift.plan.advice import ALONE, TrafficFacts, at_once, rounded, verdict, who_waits
 from chairlift.plan.planner import ServingPlan, StrategyPlan
 from chairlift.plan.trace import TraceRequest
 
@@ -35,7 +35,7 @@ def sequence_decision(plan: ServingPlan, facts: TrafficFacts, trace: Sequence[Tr
 
 def _waiting(plan: ServingPlan, facts: TrafficFacts) -> str:
     """Whether somebody waits for each answer, and what that means for batches that leave only when they are full."""
-    text = f"Does anybody wait for each answer? Yes: {described(facts)}."
+    text = f"{who_waits(facts)}."
     patient = _first(plan, lambda strategy: strategy.closes_batch and "max_wait_ms" not in strategy.settings)
     open_one = _first(plan, _is_open)
     if patient is not None:

@@ -155,8 +155,8 @@ class VirtualSequences:
             return
         if trace.timeout is not None and not self._sheds:
             self._begin_shedding(now)
+        life.deadline = deadline = None if trace.timeout is None else now + trace.timeout
         if self._sheds and not trace.background:
-            deadline = None if trace.timeout is None else now + trace.timeout
             try:
                 self.shedder.arrive([request], now, (trace.tenant, most.bit_length()), deadline)
             except Shed as shed:
@@ -166,6 +166,8 @@ class VirtualSequences:
         self._lives[request.id] = life
         self._silent.add(request.id)
         self._send(now, request)
+        if deadline is not None:
+            self._agenda.at_deadline(deadline, lambda: self._expire(request.id))
 
     def _begin_shedding(self, now: float) -> None:
         """Tell the shedder, from the first deadline on, of all who are here; those that run had their tokens now."""
@@ -182,7 +184,8 @@ class VirtualSequences:
                 self.shedder.arrive([request], now)
                 if request.id in known and self._lives[request.id].first is not None:
                     self.shedder.started(request.id, num_steps, 0, now)
-        self.shedder.moved([sequence.id for sequence in scheduler.running], ())
+        running = [sequence.id for sequence in scheduler.running]
+        self.shedder.moved(running, known.difference(running))
 
     def _shed(self, life: SimulatedRequest, reason: ShedReason, now: float) -> None:
         life.shed, life.shed_at = reason, now
@@ -300,7 +303,8 @@ class VirtualSequences:
             if name in self._silent:
                 self._open_span(name)
         for name in self._stops.pop(len(self.steps.delivered), ()):
-            if name in made and self._num_tokens(self._lives[name]) == max(self._lives[name].request.output_length, 1):
+            life = self._lives.get(name) if name in made else None
+            if life is not None and self._num_tokens(life) == max(life.request.output_length, 1):
                 made[name] = _LAST
         return tokens, read, pairs, StepResult(made)
 
@@ -344,14 +348,15 @@ class VirtualSequences:
         return life.num_tokens + len(self.steps.delivered) - life.spans[-1][0] + 1
 
     def _begin_answers(self, now: float) -> None:
-        """Tell those whose first token the last step gave."""
+        """Tell those whose first token the last step gave, but for those who are given up before it is there."""
         for request_id in self._opened:
             life = self._lives.get(request_id)
-            if life is not None and life.first is None:
-                life.first = now
-                self._num_waiting[life.request.background] -= 1
-                if self._sheds and not life.request.background:
-                    self.shedder.started(request_id, self.scheduler.num_steps, life.cached_tokens, now)
+            if life is None or life.first is not None or (life.deadline is not None and now > life.deadline):
+                continue
+            life.first = now
+            self._num_waiting[life.request.background] -= 1
+            if self._sheds and not life.request.background:
+                self.shedder.started(request_id, self.scheduler.num_steps, life.cached_tokens, now)
         self._opened = []
 
     def _pause(self, request_id: str) -> None:
@@ -360,26 +365,58 @@ class VirtualSequences:
         if life is None or request_id in self._silent:
             return
         self._silent.add(request_id)
+        self._close_span(life)
+        self._kv_tokens -= life.request.input_length + life.num_tokens - 1
+
+    def _close_span(self, life: SimulatedRequest) -> None:
+        """Count the tokens that the steps so far have given since a request began to have them."""
         first, _ = life.spans[-1]
         life.spans[-1][1] = last = len(self.steps.delivered) - 1
         life.num_tokens += last - first + 1
-        self._kv_tokens -= life.request.input_length + life.num_tokens - 1
 
     def _end(self, request_id: str, reason: FinishReason, now: float) -> None:
         life = self._lives.get(request_id)
         if life is None:
             return  # given up while the step ran
         self._pause(request_id)
+        if life.deadline is not None and now > life.deadline:
+            self._give_up(request_id, ShedReason.DEADLINE, life.deadline)
+            return
         life.end = now
         self._forget(request_id, life, now, life.num_tokens if reason is FinishReason.LENGTH else None)
 
+    def _expire(self, request_id: str) -> None:
+        """Give up a request whose time is over, if it has not ended."""
+        if request_id in self._lives:
+            self._give_up(request_id, ShedReason.DEADLINE, self._agenda.now)
+
     def _give_up(self, request_id: str, reason: ShedReason, now: float) -> None:
-        """Refuse a request that has waited in vain."""
+        """Refuse a request that has waited in vain, for its first token or for its last."""
         life = self._lives[request_id]
         life.shed, life.shed_at = reason, now
-        self._num_waiting[life.request.background] -= 1
+        if life.first is None:
+            self._num_waiting[life.request.background] -= 1
+        if life.spans:
+            self._cut_off(request_id, life, now)
         self._forget(request_id, life, now, None)
         self._send(now, request_id)
+
+    def _cut_off(self, request_id: str, life: SimulatedRequest, now: float) -> None:
+        """Leave a request that is given up the tokens that its client has by now."""
+        if request_id not in self._silent:
+            self._close_span(life)
+        delivered, spans = self.steps.delivered, life.spans
+        while spans:
+            first, last = spans[-1]
+            if last < first:
+                spans.pop()
+            elif delivered[last] > now:
+                spans[-1][1] -= 1
+                life.num_tokens -= 1
+            else:
+                break
+        # The worker, which has yet to hear of it, may end it meanwhile.
+        self._recount = True
 
     def _forget(self, request_id: str, life: SimulatedRequest, now: float, cut_off: int | None) -> None:
         del self._lives[request_id]

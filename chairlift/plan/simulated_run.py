@@ -14,15 +14,17 @@ class SimulatedRequest:
     """A request's moments, in seconds of the virtual clock, as its client sees them; None for what did not happen.
 
     `scheduled` is when it first ran. It has tokens `first` to `end`: in `spans` are the first and the last of the steps
-    that gave it one each, several pairs if it had to pause. One that was `shed` ended without an answer at `shed_at`;
-    `refusal` says why one could never be served. A model of items has `read` it, and heard at `computed` of its last
-    item, which is before the answer is written: this is what a server itself notes of it.
+    that gave it one each, several pairs if it had to pause. One that was `shed` ended without an answer at `shed_at`,
+    at its `deadline` in spite of the tokens that it had; `refusal` says why one could never be served. A model of items
+    has `read` it, and heard at `computed` of its last item, which is before the answer is written: this is what a
+    server itself notes of it.
     """
 
     request: TraceRequest
     model: str
     replica: int = 0
     read: float | None = None
+    deadline: float | None = None
     scheduled: float | None = None
     computed: float | None = None
     first: float | None = None

@@ -54,8 +54,15 @@ MODES = {
 }
 
 
+def has_targets(mode: str) -> bool:
+    """Whether a mode promises anything of latency."""
+    return min(MODES[mode]) < inf
+
+
 def targets_of(mode: str, alone: Latencies, percentile: float) -> LatencyTargets:
     """Return the targets of a mode, where requests that have no company see `alone`."""
+    if not has_targets(mode):
+        return LatencyTargets(percentile=percentile)
     ttft, itl = MODES[mode]
     # Without a second token there is no time between two.
     between = itl * alone.itl if alone.itl else inf

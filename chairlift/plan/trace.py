@@ -98,16 +98,29 @@ def repeated(trace: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
 
 
 def fitted(trace: Sequence[TraceRequest], max_model_len: int) -> list[TraceRequest]:
-    """Return a trace in which every prompt and its answer fit: answers are cut to half of it, prompts to the rest."""
+    """Return a trace in which every prompt and its answer fit.
+
+    Of those that do not, answers are cut to what their prompts leave, or half of it if that is more, and prompts to the
+    rest. `max_tokens` is what the prompt leaves at most, as a server would refuse more.
+    """
     found = []
     for request in trace:
-        output = min(request.output_length, max_model_len // 2)
+        output = min(request.output_length, max(max_model_len - request.input_length, max_model_len // 2))
         prompt = min(request.input_length, max_model_len - output)
         most = None if request.max_tokens is None else min(max(request.max_tokens, output), max_model_len - prompt)
         found.append(
             msgspec.structs.replace(request, input_length=prompt, output_length=output, max_tokens=most or None)
         )
     return found
+
+
+def cut_notes(trace: Sequence[TraceRequest], cut: Sequence[TraceRequest], max_model_len: int) -> list[str]:
+    """Return what is to be said of a trace and what was `fitted` of it, which is nothing if all did fit."""
+    pairs = zip(trace, cut, strict=True)
+    count = sum(
+        one.input_length > other.input_length or one.output_length > other.output_length for one, other in pairs
+    )
+    return [f"{count} of {len(trace)} requests were cut to the model's {max_model_len} tokens"] if count else []
 
 
 def with_answers(trace: Sequence[TraceRequest], seed: int = 0) -> list[TraceRequest]:

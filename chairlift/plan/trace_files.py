@@ -1,20 +1,24 @@
-"""Traces in files: Mooncake's JSONL, which is also ours, and the CSV of Azure and of BurstGPT."""
+"""Traces in files: Mooncake's JSONL, which is also ours, the CSV of Azure and of BurstGPT, and access logs."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import msgspec
 
 from chairlift.errors import ConfigError, clip
+from chairlift.plan.access_log import AccessLog, is_log_line
 from chairlift.plan.trace import TOKENS_PER_HASH, TraceRequest
 
 # Bounds of what is read: requests, characters of a line, tokens of a prompt or an answer, hashes of a prompt.
 MOST_REQUESTS, LONGEST_LINE, MOST_TOKENS, MOST_HASHES = 2_000_000, 2**20, 2**24, 2**16
 _LARGEST_HASH = 2**63 - 1
+
+T = TypeVar("T")
 
 
 class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -64,20 +68,32 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 def read_trace(path: Path, *, most: int = MOST_REQUESTS) -> list[TraceRequest]:
     """Read the first `most` requests of a trace, in order of arrival; the first of them arrives at 0.
 
-    The file's first line tells its format. Raises ConfigError naming the line for anything that is wrong in it.
+    The file's first line tells its format. Raises ConfigError naming the line for anything that is wrong in it, and for
+    an access log, whose requests have no lengths.
     """
+    found = read_trace_or_log(path, most=most)
+    if isinstance(found, AccessLog):
+        those = "`chairlift plan` and `chairlift bench serve`, with --input-lengths and --output-lengths"
+        raise ConfigError(f"trace {path}: an access log tells no lengths; it is for {those}")
+    return found
+
+
+def read_trace_or_log(path: Path, *, most: int = MOST_REQUESTS) -> list[TraceRequest] | AccessLog:
+    """The same for those who know how long the requests of an access log are. Raises ConfigError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            requests = _parsed(path, _lines(path, file), most)
+            found = _parsed(path, _lines(path, file), most)
     except OSError as error:
         raise ConfigError(f"trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"trace {path}: it is not text in UTF-8") from None
-    if not requests:
+    if isinstance(found, AccessLog):
+        return found
+    if not found:
         raise ConfigError(f"trace {path} holds no requests")
-    requests.sort(key=lambda request: request.arrival)
-    first = requests[0].arrival
-    return [msgspec.structs.replace(request, arrival=request.arrival - first) for request in requests]
+    found.sort(key=lambda request: request.arrival)
+    first = found[0].arrival
+    return [msgspec.structs.replace(request, arrival=request.arrival - first) for request in found]
 
 
 def write_trace(path: Path, trace: Iterable[TraceRequest]) -> None:
@@ -105,32 +121,32 @@ def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _parsed(path: Path, lines: Iterator[tuple[int, str]], most: int) -> list[TraceRequest]:
+def _parsed(path: Path, lines: Iterator[tuple[int, str]], most: int) -> list[TraceRequest] | AccessLog:
     number, head = next(lines, (0, ""))
     if not head:
         return []
-    parse: Callable[[str], TraceRequest | None]
-    requests: list[TraceRequest] = []
+    whole = chain([(number, head)], lines)
+    found: Iterator[TraceRequest | None]
     if head.lstrip().startswith("{"):
-        parse = _parse_json
-        lines = _before(number, head, lines)
+        found = _each(path, whole, _parse_json)
+    elif is_log_line(head):
+        log = AccessLog(path)
+        for _ in _each(path, whole, log.add):
+            if len(log) >= most:
+                break
+        return log
     else:
-        parse = _csv_parser(path, number, head)
+        found = _each(path, lines, _csv_parser(path, number, head))
+    return list(islice((request for request in found if request is not None), most))
+
+
+def _each(path: Path, lines: Iterable[tuple[int, str]], parse: Callable[[str], T]) -> Iterator[T]:
+    """What is read of each line. Raises ConfigError naming the first that can't be read."""
     for number, line in lines:
         try:
-            request = parse(line)
+            yield parse(line)
         except (ValueError, KeyError, RecursionError, csv.Error) as error:
             raise _wrong(path, number, str(error)) from None
-        if request is not None:
-            requests.append(request)
-        if len(requests) >= most:
-            break
-    return requests
-
-
-def _before(number: int, line: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield number, line
-    yield from lines
 
 
 _json_line = msgspec.json.Decoder(TraceLine)
@@ -150,7 +166,8 @@ def _csv_parser(path: Path, number: int, head: str) -> Callable[[str], TraceRequ
         if set(needed) <= set(names):
             return lambda line: read(_row(names, line))
     known = "; ".join(",".join(needed) for needed, _ in _CSV)
-    raise _wrong(path, number, f"neither JSON nor a header with the columns {known}: {clip(head.strip(), 100)!r}")
+    problem = f"neither JSON nor a header with the columns {known}, nor a line of an access log"
+    raise _wrong(path, number, f"{problem}: {clip(head.strip(), 100)!r}")
 
 
 def _row(names: list[str], line: str) -> dict[str, str]:

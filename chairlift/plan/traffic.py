@@ -1,13 +1,14 @@
 """Traffic that is described and not recorded: how requests come, how long they are, and what they have in common."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from math import ceil, cos, exp, inf, log, pi
 from pathlib import Path
 
 import msgspec
 
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, clip
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.trace_files import MOST_REQUESTS, MOST_TOKENS, read_trace
 
@@ -22,9 +23,10 @@ class Traffic(msgspec.Struct, kw_only=True, frozen=True):
     """What comes, in words: `arrivals` as in `ARRIVALS`, with rates a second, and lengths in tokens as in `LENGTHS`.
 
     `shared_prefix` tokens of each prompt are those of one of `num_prefixes` groups, drawn evenly: they come on top.
+    Where it is known when requests come, `arrivals` says nothing.
     """
 
-    arrivals: str
+    arrivals: str = ""
     input_length: str
     output_length: str = "constant:1"
     shared_prefix: int = 0
@@ -40,15 +42,22 @@ def synthetic(traffic: Traffic, seconds: float, seed: int = 0) -> list[TraceRequ
     """
     if not 0 < seconds < inf:
         raise ConfigError(f"traffic must last more than 0 seconds, got {seconds:g}")
+    moments = _moments(traffic.arrivals, seconds, random.Random(f"{seed} arrivals"))
+    requests = requests_at(islice(moments, MOST_REQUESTS + 1), traffic, seed)
+    if len(requests) > MOST_REQUESTS:
+        raise ConfigError(f"{traffic.arrivals} for {seconds:g} s is more than {MOST_REQUESTS} requests")
+    return requests
+
+
+def requests_at(moments: Iterable[float], traffic: Traffic, seed: int = 0) -> list[TraceRequest]:
+    """Return requests that come at these moments, of the lengths that are described. Raises ConfigError."""
     if traffic.shared_prefix < 0 or traffic.num_prefixes < 1:
         raise ConfigError("shared_prefix must be at least 0, and num_prefixes at least 1")
     rng = random.Random(f"{seed} lengths")
     inputs = length_sampler(traffic.input_length, rng, lambda request: request.input_length)
     outputs = length_sampler(traffic.output_length, rng, lambda request: request.output_length)
     requests: list[TraceRequest] = []
-    for arrival in _moments(traffic.arrivals, seconds, random.Random(f"{seed} arrivals")):
-        if len(requests) >= MOST_REQUESTS:
-            raise ConfigError(f"{traffic.arrivals} for {seconds:g} s is more than {MOST_REQUESTS} requests")
+    for arrival in moments:
         prefix = rng.randrange(traffic.num_prefixes)
         requests.append(
             TraceRequest(
@@ -69,10 +78,10 @@ def length_sampler(form: str, rng: random.Random, column: Callable[[TraceRequest
     kind, _, rest = form.partition(":")
     try:
         if kind == "constant":
-            value = int(rest)
+            value = _tokens(rest)
             return lambda: value
         if kind == "uniform":
-            low, high = (int(part) for part in rest.split(":"))
+            low, high = (_tokens(part) for part in rest.split(":"))
             if low > high:
                 raise ValueError(f"{low} is more than {high}")
             return lambda: rng.randint(low, high)
@@ -119,6 +128,13 @@ def _moments(form: str, seconds: float, rng: random.Random) -> Iterator[float]:
     except ValueError as error:
         raise ConfigError(f"arrivals {form!r} are not {ARRIVALS}: {error}") from None
     raise ConfigError(f"arrivals {form!r} are not {ARRIVALS}")
+
+
+def _tokens(text: str) -> int:
+    found = int(text)
+    if found > MOST_TOKENS:
+        raise ValueError(f"{clip(text, 40)} is more than {MOST_TOKENS} tokens")
+    return found
 
 
 def _length(text: str) -> float:

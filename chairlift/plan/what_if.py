@@ -52,8 +52,8 @@ class Change(msgspec.Struct, kw_only=True):
 class WhatIfQuestion(msgspec.Struct, kw_only=True):
     """The traffic of one model, in order of arrival, and what is to be changed.
 
-    What is told in figures is of those that came from `since` on and were answered, or refused. `target` is the place
-    of a request that is asked about by itself.
+    What is told in figures is of those that came from `since` on and were answered, refused, or given up at their
+    deadline. `target` is the place of a request that is asked about by itself.
     """
 
     requests: list[SeenRequest]
@@ -97,7 +97,8 @@ class TrafficFigures(msgspec.Struct, kw_only=True):
     """What so many answered requests saw, and the rates a second from the first's arrival to the last's end.
 
     Of a language model `ttft` and `itl` are told and `outputs_per_s` counts tokens, of another model items. `refused`
-    are those that were not answered, which of another model is known of simulations alone.
+    are those that were not answered, given up at their deadline or never let in, which of another model is known of
+    simulations alone.
     """
 
     requests: int
@@ -176,14 +177,19 @@ def answer(question: SequenceQuestion | ItemQuestion, is_late: Callable[[], bool
     return WhatIfAnswer(_figures([twin.measured()]), told[0], changed)
 
 
+def _counts(request: SeenRequest) -> bool:
+    """Whether a request is told of: one that was answered, or a live one that the server had no time for."""
+    refused = request.refused or request.timeout is not None
+    return request.answered or (refused and not request.background)
+
+
 class _Twin:
     """A model with its traffic, as it was."""
 
     def __init__(self, question: WhatIfQuestion) -> None:
         self._question = question
         requests = question.requests
-        counts = (each.answered or (each.refused and not each.background) for each in requests)
-        self._told = [n for n, told in enumerate(counts) if told and requests[n].arrival >= question.since]
+        self._told = [n for n, each in enumerate(requests) if _counts(each) and each.arrival >= question.since]
         self._front = seen_front(requests)
 
     def run(self, change: Change, seed: int) -> SimulatedRun:
@@ -229,7 +235,11 @@ class _Twin:
     def measured(self) -> _Lives:
         """What really became of them."""
         asked = [self._question.requests[index] for index in self._told]
-        done = [(each, each.first, each.ended) for each in asked if each.first is not None and each.ended is not None]
+        done = [
+            (each, each.first, each.ended)
+            for each in asked
+            if each.answered and each.first is not None and each.ended is not None
+        ]
         return _Lives(
             [each.arrival for each, _, _ in done],
             [first for _, first, _ in done],

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from chairlift.bench.plot import check_plot, plot_curves
 from chairlift.bench.raw_results import HelpFormatter
 from chairlift.config.flags import HELP, dashed
 from chairlift.config.items import ItemConfig
-from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
 from chairlift.plan.advice import TrafficFacts, facts_of, fewness_notes, rounded
 from chairlift.plan.as_copied import as_flags
@@ -35,17 +35,21 @@ from chairlift.plan.sequence_advice import sequence_decision
 from chairlift.plan.sequence_case import SequenceCase
 from chairlift.plan.steadiness import steadiness_notes
 from chairlift.plan.targets import MODES, LatencyTargets
-from chairlift.plan.trace import TraceRequest, fitted
+from chairlift.plan.trace import TraceRequest, cut_notes, fitted
 from chairlift.plan.traffic import LENGTHS
 from chairlift.planning.plan_report import PlanResults, markdown
 from chairlift.planning.plan_served import subject_served
 from chairlift.planning.plan_subject import SETTINGS, Subject, profile_of, progress_bar, subject_here
-from chairlift.planning.plan_traffic import expect, targets_in, traffic_in
+from chairlift.planning.plan_traffic import check_anybody_waits, targets_in, traffic_in
 from chairlift.runners.host_cpus import usable_cpus
 
 # Recorded steps, or calls, that are drawn from: more of them take longer, and tell nothing new.
 _MOST_SAMPLES = 4_000
 _BALANCED = "balanced"
+_AS_LIVE = (
+    "nobody waits for these requests, which ran in the background: they are simulated as if somebody did, without the"
+    " bound of background_step_ms"
+)
 # Questions that a process is given at a time; the case that they have in common is sent once for all of them.
 _CHUNK = 4
 
@@ -62,7 +66,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--target-ttft-ms", type=float, help="to the first token")
     wanted.add_argument("--target-itl-ms", type=float, help="between two tokens")
     wanted.add_argument("--target-e2e-ms", type=float, help="to the last token, or to the whole answer")
-    wanted.add_argument("--percentile", type=float, default=95.0, help="how many percent of the requests are within these")
+    wanted.add_argument("--percentile", type=float, default=95.0, help="how many percent of requests are within these")
     modes = f"in place of targets (without any: {_BALANCED}). {_modes()}"
     wanted.add_argument("--mode", choices=list(MODES), help=modes)
     machine = parser.add_argument_group("the machine")
@@ -84,9 +88,10 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_traffic(traffic: "argparse._ArgumentGroup") -> None:
-    recorded = "recorded by serve --record, of Mooncake, Azure or BurstGPT"
+    recorded = "recorded by serve --record, of Mooncake, Azure or BurstGPT, or an access log of nginx or Apache"
     traffic.add_argument("--trace", type=Path, metavar="FILE", help=recorded)
     traffic.add_argument("--trace-model", metavar="NAME", help="only the trace's requests to this model")
+    traffic.add_argument("--seconds", type=float, help="only what comes within so many seconds of the trace")
     traffic.add_argument("--rate", type=float, help="requests a second, Poisson; with a trace it is sped up to that")
     traffic.add_argument("--input-lengths", metavar="LENGTHS", help=f"tokens of prompts, or of each text: {LENGTHS}")
     traffic.add_argument("--output-lengths", metavar="LENGTHS", help="tokens of answers, in the same forms")
@@ -99,13 +104,19 @@ def main(args: argparse.Namespace) -> int:
     subject = subject_served(args) if "://" in args.model else subject_here(args)
     items = isinstance(subject.config, ItemConfig)
     targets = targets_in(args, items)
-    expect(args, subject.config)
-    trace = traffic_in(args, items, _is_sized(subject.config), subject.trace)
-    profile, machine = profile_of(args, subject)
-    trace = fitted(trace, _longest(subject, profile))
     mode = None if targets is not None else args.mode or _BALANCED
+    traffic = traffic_in(args, subject.config, subject.trace)
+    check_anybody_waits(traffic.trace, traffic.trace, mode)
+    profile, machine = profile_of(args, subject)
+    longest = _longest(subject, profile)
+    trace = fitted(traffic.trace, longest)
     targets = targets or LatencyTargets(percentile=args.percentile)
     case = _case(subject, thinned(profile, _MOST_SAMPLES), machine, trace, targets, args.seed)
+    notes = [*traffic.notes, *cut_notes(traffic.trace, trace, longest)]
+    looked_at = case.trace[: num_requests(case)]
+    if all(request.background for request in looked_at):
+        check_anybody_waits(looked_at, trace, mode)
+        case, notes = _as_live(case), [*notes, _AS_LIVE]
     if mode is not None:
         case = with_mode(case, subject.config, mode)
     facts = facts_of(trace, args.rate)
@@ -118,7 +129,7 @@ def main(args: argparse.Namespace) -> int:
         machine=machine.machine,
         mode=mode,
         front=machine.front,
-        notes=[*subject.notes, *steadiness_notes(profile), *fewness_notes(plan), *_as_it_is(case, subject)],
+        notes=[*notes, *subject.notes, *steadiness_notes(profile), *fewness_notes(plan), *_as_it_is(case, subject)],
         given=subject.given,
         facts=facts,
         plan=plan,
@@ -134,11 +145,6 @@ def main(args: argparse.Namespace) -> int:
             plot_curves(plan, args.plot)
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0
-
-
-def _is_sized(config: SequenceConfig | ItemConfig) -> bool:
-    """Whether an item's size is its tokens."""
-    return isinstance(config, ItemConfig) and config.kind == "encoder"
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -173,6 +179,11 @@ def _case(
     if isinstance(profile, ItemProfile):
         return ItemCase(profile, looked_at, targets, machine.front, seed)
     return SequenceCase(profile, looked_at, targets, machine.front, seed, subject.max_waiting)
+
+
+def _as_live(case: PlanCase[Any, Any]) -> PlanCase[Any, Any]:
+    """The same question where somebody waits for each answer: of others no latency is known."""
+    return replace(case, trace=tuple(msgspec.structs.replace(each, background=False) for each in case.trace))
 
 
 def _decision(

@@ -93,7 +93,7 @@ def _front(front: FrontCost) -> str:
 def _targets(targets: LatencyTargets) -> str:
     named = {"TTFT": targets.ttft, "ITL": targets.itl, "E2E": targets.e2e}
     said = [f"{name} within {rounded(1000 * value)} ms" for name, value in named.items() if value < inf]
-    return f"{', '.join(said)}, for {targets.percentile:g}%" if said else "none"
+    return f"{', '.join(said)}, for {targets.percentile:g}% of the requests" if said else "none"
 
 
 def _strategies(results: PlanResults) -> str:

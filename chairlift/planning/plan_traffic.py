@@ -1,8 +1,9 @@
 """What `chairlift plan` is asked: the traffic that comes, and what is promised of it."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,14 +11,26 @@ from chairlift.config.flags import dashed
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import ConfigError
-from chairlift.plan.targets import LatencyTargets
+from chairlift.plan.access_log import AccessLog
+from chairlift.plan.advice import pause_notes
+from chairlift.plan.targets import LatencyTargets, has_targets
 from chairlift.plan.trace import TraceRequest, duration, with_answers
-from chairlift.plan.trace_files import MOST_HASHES, read_trace
-from chairlift.plan.traffic import Traffic, synthetic
+from chairlift.plan.trace_files import MOST_HASHES, read_trace_or_log
+from chairlift.plan.traffic import Traffic, requests_at, synthetic
 
 # How much of a trace is looked at, and with how little nothing can be said.
 _MOST_REQUESTS, _LEAST_REQUESTS = 20_000, 20
 _MAKE_UP = 2_000
+# What a trace with a pause is not good for, and what is.
+_NO_TRACE = "with --rate and what requests are like"
+_PART = f"with a part of the trace, by --seconds, or {_NO_TRACE}"
+
+
+class ExpectedTraffic(NamedTuple):
+    """The requests that come, and what is to be said of them."""
+
+    trace: list[TraceRequest]
+    notes: list[str]
 
 
 def targets_in(args: argparse.Namespace, items: bool) -> LatencyTargets | None:
@@ -39,14 +52,15 @@ def targets_in(args: argparse.Namespace, items: bool) -> LatencyTargets | None:
     return LatencyTargets(**seconds, percentile=args.percentile)
 
 
-def expect(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> None:
-    """Describe traffic of which only the rate is given as the model's settings expect it: exponential around that."""
-    if args.trace is not None or not isinstance(config, SequenceConfig):
+def check_anybody_waits(part: Sequence[TraceRequest], whole: Sequence[TraceRequest], mode: str | None) -> None:
+    """Raise ConfigError where latency is promised, by targets or a mode, and nobody waits in what is simulated."""
+    if (mode is not None and not has_targets(mode)) or not all(request.background for request in part):
         return
-    if args.input_lengths is None and config.expected_input_tokens is not None:
-        args.input_lengths = f"exponential:{config.expected_input_tokens}"
-    if args.output_lengths is None and config.expected_output_tokens is not None:
-        args.output_lengths = f"exponential:{config.expected_output_tokens}"
+    count = len(part)
+    which = f"all {count} requests" if count == len(whole) else f"the first {count} requests, which are simulated,"
+    said = f"{which} ran in the background, where nobody waits, so no latency can be promised"
+    instead = "leave out the targets, and say" if mode is None else "say"
+    raise ConfigError(f"{said}: to plan for their throughput, {instead} --mode high-throughput")
 
 
 def is_described(args: argparse.Namespace, config: SequenceConfig | ItemConfig | None = None) -> bool:
@@ -61,30 +75,30 @@ def is_described(args: argparse.Namespace, config: SequenceConfig | ItemConfig |
 
 
 def traffic_in(
-    args: argparse.Namespace, items: bool, sized: bool, seen: Sequence[TraceRequest] = ()
-) -> list[TraceRequest]:
+    args: argparse.Namespace, config: SequenceConfig | ItemConfig, seen: Sequence[TraceRequest] = ()
+) -> ExpectedTraffic:
     """The requests that come: recorded, made up as described, or what a server has `seen`.
 
-    Those with `items` are of models that answer in one call, of which only those that are `sized` have lengths. Raises
-    ConfigError for what is missing or too much.
+    Raises ConfigError for what is missing or too much.
     """
-    if args.rate is not None and not 0 < args.rate < inf:
-        raise ConfigError(f"--rate must be more than 0, got {args.rate:g}")
+    for name in ("rate", "seconds"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < inf:
+            raise ConfigError(f"--{name} must be more than 0, and finite, got {value:g}")
     if args.trace is None and args.trace_model is not None:
         raise ConfigError("--trace-model chooses among the models of a --trace, and there is none")
+    if args.trace is None and args.seconds is not None:
+        raise ConfigError("--seconds takes a part of a --trace, and there is none")
     if args.trace is None and not seen:
-        return _made_up(args, items, sized)
-    if args.trace is None:
-        name, trace = "the server's own", list(seen)
-    else:
-        if _lengths(args) != (None, None, None):
-            raise ConfigError("the trace has its own lengths: leave out --input-lengths, --output-lengths and --items")
-        name, trace = f"trace {args.trace}", _of_model(read_trace(args.trace, most=_MOST_REQUESTS), args, items)
-    trace = with_answers(trace, args.seed)
+        return ExpectedTraffic(_made_up(args, config), [])
+    found = ExpectedTraffic(list(seen), []) if args.trace is None else _recorded(args, config)
+    trace = with_answers(found.trace, args.seed)
     if len(trace) < _LEAST_REQUESTS or duration(trace) == 0:
+        name = "the server's own" if args.trace is None else f"trace {args.trace}"
         message = f"{name}: a plan needs {_LEAST_REQUESTS} requests or more, at more than one moment"
         raise ConfigError(f"{message}, got {len(trace)} in {duration(trace):g} s")
-    return trace
+    notes = pause_notes(trace, _NO_TRACE if args.trace is None else _PART)
+    return ExpectedTraffic(trace, [*found.notes, *notes])
 
 
 def _lengths(args: argparse.Namespace) -> tuple[str | None, str | None, int | None]:
@@ -92,29 +106,70 @@ def _lengths(args: argparse.Namespace) -> tuple[str | None, str | None, int | No
     return args.input_lengths, args.output_lengths, args.items
 
 
-def _made_up(args: argparse.Namespace, items: bool, sized: bool) -> list[TraceRequest]:
+def _made_up(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> list[TraceRequest]:
     """Requests as the flags describe them."""
+    traffic = _described(args, config, ["rate"], "say what comes: --trace FILE, or")
+    traffic = msgspec.structs.replace(traffic, arrivals=f"poisson:{args.rate}")
+    return synthetic(traffic, _MAKE_UP / args.rate, args.seed)
+
+
+def _recorded(args: argparse.Namespace, config: SequenceConfig | ItemConfig) -> ExpectedTraffic:
+    """The requests of a file, or of the part of it that is wanted."""
+    items = isinstance(config, ItemConfig)
+    found = read_trace_or_log(args.trace, most=_MOST_REQUESTS)
+    notes: list[str] = []
+    if isinstance(found, AccessLog):
+        if args.trace_model is not None:
+            raise ConfigError("--trace-model chooses among models, which an access log does not name; leave it out")
+        traffic = _described(args, config, [], f"trace {args.trace} is an access log, which tells no lengths: say")
+        moments, about = found.moments(items, args.seed)
+        trace, notes = requests_at(moments, traffic, args.seed), [about]
+    elif _lengths(args) != (None, None, None):
+        raise ConfigError("the trace has its own lengths: leave out --input-lengths, --output-lengths and --items")
+    else:
+        trace = _of_model(found, args, items)
+    until = inf if args.seconds is None else args.seconds
+    return ExpectedTraffic([request for request in trace if request.arrival <= until], notes)
+
+
+def _described(
+    args: argparse.Namespace, config: SequenceConfig | ItemConfig, others: Collection[str], ask: str
+) -> Traffic:
+    """What requests are like, as the flags say, or else the settings expect: exponential around that.
+
+    Raises ConfigError, which begins with `ask`, if that is not all known, or one of the `others` is missing.
+    """
+    items = isinstance(config, ItemConfig)
+    sized = isinstance(config, ItemConfig) and config.kind == "encoder"
     if items and args.output_lengths is not None:
         raise ConfigError("--output-lengths is of answers token by token, and this model has none; leave it out")
     if items and not sized and args.input_lengths is not None:
         raise ConfigError("--input-lengths is of texts, and this model takes none; leave it out")
     if not items and args.items is not None:
         raise ConfigError("--items is for models that answer in one call; leave it out")
-    needed = ["rate", "input_lengths", "output_lengths"][: 3 if not items else 2 if sized else 1]
-    if any(getattr(args, name) is None for name in needed):
-        *others, last = (f"--{dashed(name)}" for name in needed)
-        said = f"{', '.join(others)} and {last}" if others else last
-        raise ConfigError(f"say what comes: --trace FILE, or {said}")
+    given = {name: getattr(args, name) for name in others}
+    if sized or not items:
+        given["input_lengths"] = _or_expected(args.input_lengths, config, "expected_input_tokens")
+    if not items:
+        given["output_lengths"] = _or_expected(args.output_lengths, config, "expected_output_tokens")
+    if None in given.values():
+        *first, last = (f"--{dashed(name)}" for name in given)
+        said = f"{', '.join(first)} and {last}" if first else last
+        raise ConfigError(f"{ask} {said}")
     count = 1 if args.items is None else args.items
     if not 1 <= count <= MOST_HASHES:
         raise ConfigError(f"--items must be between 1 and {MOST_HASHES}, got {count}")
-    traffic = Traffic(
-        arrivals=f"poisson:{args.rate}",
-        input_length=args.input_lengths or "constant:1",
-        output_length=args.output_lengths or "constant:1",
+    return Traffic(
+        input_length=given.get("input_lengths", "constant:1"),
+        output_length=given.get("output_lengths", "constant:1"),
         items=count if items else 0,
     )
-    return synthetic(traffic, _MAKE_UP / args.rate, args.seed)
+
+
+def _or_expected(lengths: str | None, config: SequenceConfig | ItemConfig, name: str) -> str | None:
+    """Lengths as they are given, or else as the model's settings expect them, if they do."""
+    tokens = getattr(config, name, None)
+    return f"exponential:{tokens}" if lengths is None and tokens is not None else lengths
 
 
 def _of_model(trace: list[TraceRequest], args: argparse.Namespace, items: bool) -> list[TraceRequest]:

@@ -6,8 +6,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from chairlift.errors import ConfigError, RequestFailed
+from chairlift.plan.advice import rounded
 from chairlift.plan.machine_profile import CallSample, FrontCost, ItemProfile, SequenceProfile
 from chairlift.plan.seen_traffic import (
+    AllArrivals,
     SeenItems,
     SeenSequences,
     item_profile,
@@ -16,16 +18,18 @@ from chairlift.plan.seen_traffic import (
     sequence_profile,
     sequence_trace,
 )
-from chairlift.plan.trace import TraceRequest
+from chairlift.plan.trace import TraceRequest, duration, scaled
 from chairlift.planning.running_server import RunningServer
 
 # What a server says of it that has answered too few.
 TOO_LITTLE = "too_little_traffic"
 _FLAGS = "--trace FILE, or --rate with what requests are like"
+# Where so many times as many came as are listed, these are a sample: of less, clients that left may be the cause.
+_A_SAMPLE = 1.05
 
 
 class ServedTraffic(NamedTuple):
-    """Requests as they came, the model with what its steps or calls took, and in words how much was seen."""
+    """Requests, as often as they came, the model with what its steps or calls took, and in words how much was seen."""
 
     trace: list[TraceRequest]
     profile: SequenceProfile | ItemProfile
@@ -38,6 +42,7 @@ class _Answer(msgspec.Struct):
 
     seen: SeenSequences | SeenItems
     window_s: float
+    came: AllArrivals | None = None
 
 
 def served_traffic(server: RunningServer, about: dict[str, Any]) -> ServedTraffic:
@@ -48,8 +53,20 @@ def served_traffic(server: RunningServer, about: dict[str, Any]) -> ServedTraffi
         raise ConfigError(f"say what comes: {_FLAGS}; of the server's own traffic nothing follows: {error}") from None
     seen, minutes = answer.seen, answer.window_s / 60
     if isinstance(seen, SeenItems):
-        return _of_items(seen, about, minutes)
-    return _of_sequences(seen, about, minutes)
+        return _as_often(_of_items(seen, about, minutes), answer.came)
+    return _as_often(_of_sequences(seen, about, minutes), answer.came)
+
+
+def _as_often(traffic: ServedTraffic, came: AllArrivals | None) -> ServedTraffic:
+    """The same requests as often as all came, of which they may be a sample: a server keeps few of those it refuses."""
+    lasts = duration(traffic.trace)
+    if came is None or came.requests <= _A_SAMPLE * came.listed or not lasts:
+        return traffic
+    rate = came.requests / came.seconds
+    sample = "only a sample is known of the requests that were refused or given up"
+    note = f"{sample}: {rounded(rate)} came a second in all, which is the rate unless --rate gives another"
+    trace = scaled(traffic.trace, rate * lasts / len(traffic.trace))
+    return traffic._replace(trace=trace, about=f"{traffic.about}; {note}")
 
 
 def served_calls(server: RunningServer, name: str) -> list[CallSample]:

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from chairlift.core.items.item import Item
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, off_loop, until_gone
-from chairlift.server.http.origins import check_same_site
+from chairlift.server.http.origins import check_local, check_same_site
 from chairlift.server.http.paging import page_limit, query_of
+from chairlift.server.http.tenants import TENANT
 from chairlift.server.models.registry import ModelService, models_of
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import Sample, SequenceService
@@ -38,7 +39,12 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 async def list_requests(request: Request) -> Response:
-    """The live requests of whoever asks, oldest first, or those that ended, the last one first."""
+    """The live requests of whoever asks, oldest first, or those that ended, the last one first.
+
+    Without keys all are everybody's, and with an id of these a kept response can be read: so it is for this machine.
+    """
+    if TENANT not in request.scope:
+        check_local(request.scope)
     query = query_of(request, LIST_QUERY)
     limit, status = page_limit(query, _DEFAULT_PAGE, _MOST), query.get("status", "live")
     if status not in ("live", "ended"):

@@ -42,7 +42,7 @@ def _change_items(service: ItemService, other: OtherSettings) -> None:
     limits = other.change.limits
     if limits.max_batch_size > service.most_items:
         raise _too_many("max_batch_size", limits.max_batch_size, service.most_items, service.name)
-    service.dispatcher.change_limits(limits)
+    service.change_limits(limits)
 
 
 def _change_sequences(service: SequenceService, other: OtherSettings, given: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def _change_sequences(service: SequenceService, other: OtherSettings, given: dic
     if client.info is None:
         raise InvalidRequest(f"`{service.name}` is not loaded yet, and has the settings that it is loaded with")
     _check_live(client.configured, config, given, service.name)
-    client.retune(config)
+    service.retune(config)
     tuner = service.metrics.tuner
     if tuner is not None:
         tuner.begin_anew(configured_with(given, tuner.configured), config)

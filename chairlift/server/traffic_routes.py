@@ -13,7 +13,7 @@ from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.origins import check_same_site
 from chairlift.server.http.paging import query_of, whole_number
 from chairlift.server.models.registry import models_of
-from chairlift.server.twin.past_traffic import LEAST_ANSWERED, WINDOW_S, lately, past_of
+from chairlift.server.twin.past_traffic import LEAST_ANSWERED, WINDOW_S, all_arrivals, lately, past_of
 
 TRAFFIC_QUERY = {"model": str, "least_answered": Annotated[int, msgspec.Meta(ge=1, le=LEAST_ANSWERED)]}
 
@@ -21,7 +21,8 @@ TRAFFIC_QUERY = {"model": str, "least_answered": Annotated[int, msgspec.Meta(ge=
 async def show_traffic(request: Request) -> Response:
     """The requests of the last minutes to a `model`, without texts, and its steps or calls, for `chairlift plan`.
 
-    As many must have been answered as for a forecast, if the query does not say that fewer will do.
+    As many must have been answered as for a forecast, if the query does not say that fewer will do. `came` counts all
+    that came meanwhile, of which those that were refused are listed as a sample, or not at all.
     """
     check_same_site(request.scope)
     query = query_of(request, TRAFFIC_QUERY)
@@ -35,8 +36,9 @@ async def show_traffic(request: Request) -> Response:
     past = past_of(service)
 
     def made() -> bytes:
+        question = lately(past, [], least)
         told: dict[str, Any] = {"object": "traffic", "model": service.name, "window_s": WINDOW_S}
-        return msgspec.json.encode(told | {"seen": _told(lately(past, [], least))})
+        return msgspec.json.encode(told | {"came": all_arrivals(past, question.requests), "seen": _told(question)})
 
     return Response(await asyncio.to_thread(made), media_type="application/json")
 

@@ -11,7 +11,7 @@ from support.fake_server import FakeServer
 from chairlift.bench.replay import APIS, PromptMaker, make_target, replay
 from chairlift.cli import main
 from chairlift.errors import ConfigError
-from chairlift.plan.trace import TraceRequest, fitted, scaled
+from chairlift.plan.trace import TraceRequest, cut_notes, fitted, scaled
 from chairlift.plan.trace_files import write_trace
 
 TRACE = [
@@ -165,6 +165,7 @@ def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path, capsys
         (["--drain", "inf"], "--drain must be from 0 to 2592000 seconds, got inf"),
         (["--target-ttft-ms", "nan"], "--target-ttft-ms must be more than 0, and finite, got nan"),
         (["--trace-model", "third"], "--trace-model third: the trace has other"),
+        (["--input-lengths", "constant:5"], "the trace has its own lengths: leave out --input-lengths"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
@@ -248,6 +249,70 @@ def test_a_trace_is_scaled_and_made_to_fit() -> None:
     (cut,) = fitted(long, 100)
     assert (cut.input_length, cut.output_length, cut.max_tokens) == (50, 50, 50)
     assert fitted(TRACE, 1000) == TRACE
+
+
+def test_only_what_does_not_fit_is_cut() -> None:
+    lengths = [(100, 1500), (2000, 48), (100, 5000), (5000, 100), (5000, 5000)]
+    whole = [TraceRequest(arrival=0.0, input_length=prompt, output_length=answer) for prompt, answer in lengths]
+    cut = fitted(whole, 2048)
+    assert cut[:2] == whole[:2]
+    assert [(each.input_length, each.output_length) for each in cut[2:]] == [(100, 1948), (1948, 100), (1024, 1024)]
+    assert cut_notes(whole, cut, 2048) == ["3 of 5 requests were cut to the model's 2048 tokens"]
+    # No server takes more `max_tokens` than fit either; that cuts no request.
+    roomy = [TraceRequest(arrival=0.0, input_length=100, output_length=10, max_tokens=9000)]
+    assert [each.max_tokens for each in fitted(roomy, 2048)] == [1948]
+    assert cut_notes(roomy, fitted(roomy, 2048), 2048) == []
+
+
+def test_the_command_says_what_it_cuts(fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    write_trace(tmp_path / "t.jsonl", TRACE)
+    command = ["bench", "serve", url(fake), str(tmp_path / "t.jsonl"), "--model", "m", "--max-model-len"]
+    assert main([*command, "32"]) == 0
+    assert "note: 1 of 3 requests were cut to the model's 32 tokens\n" in capsys.readouterr().err
+    assert sorted((len(body["prompt"]), body["max_tokens"]) for body in fake.bodies) == [(5, 1), (25, 5), (28, 4)]
+    assert main([*command, "34"]) == 0
+    assert "were cut" not in capsys.readouterr().err
+
+
+ACCESS_LOG = """10.0.0.1 - - [29/Nov/2026:22:00:01 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "curl/8"
+10.0.0.1 - - [29/Nov/2026:22:00:01 +0000] "GET /v1/models HTTP/1.1" 200 99 "-" "curl/8"
+10.0.0.2 - - [29/Nov/2026:22:00:03 +0000] "POST /v1/completions HTTP/1.1" 200 640 "-" "curl/8"
+10.0.0.2 - - [29/Nov/2026:22:00:03 +0000] "POST /v1/embeddings HTTP/1.1" 200 640 "-" "curl/8"
+"""
+
+
+def test_an_access_log_is_sent_with_the_lengths_that_are_given(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.pieces = [event(text="a"), b"data: [DONE]\n\n"]
+    (tmp_path / "access.log").write_text(ACCESS_LOG)
+    command = ["bench", "serve", url(fake), str(tmp_path / "access.log"), "--model", "m", "--speed", "1000"]
+    assert main([*command, "--input-lengths", "constant:6", "--output-lengths", "constant:3"]) == 0
+    assert [(len(body["prompt"]), body["max_tokens"]) for body in fake.bodies] == [(6, 3), (6, 3)]
+    said = capsys.readouterr().err
+    assert "note: access log: 2 requests to '/v1/completions' (2); 2 lines are left out" in said
+    fake.pieces, fake.content_type = [b"[]"], "application/json"
+    assert main([*command, "--api", "embeddings", "--input-lengths", "constant:6"]) == 0
+    assert [len(text.split()) for text in fake.bodies[-1]["input"]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "access.log is an access log, which tells no lengths: say --input-lengths and --output-lengths"),
+        (["--api", "chat", "--input-lengths", "constant:6"], "which tells no lengths: say --output-lengths"),
+        (["--api", "tei", "--output-lengths", "constant:6"], "--output-lengths says nothing of requests with"),
+        (["--api", "tei", "--input-lengths", "constant:99999999"], "99999999 is more than 16777216 tokens"),
+        (["--api", "oip", "--input-lengths", "constant:6"], "--input-lengths says nothing of requests with --api oip"),
+    ],
+)
+def test_what_an_access_log_can_not_be_sent_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    (tmp_path / "access.log").write_text(ACCESS_LOG)
+    assert main(["bench", "serve", "http://127.0.0.1:9", str(tmp_path / "access.log"), *flags]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_whoever_was_refused_is_sent_with_an_answer_of_somebodys_length(fake: FakeServer, tmp_path: Path) -> None:

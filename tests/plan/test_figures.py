@@ -95,3 +95,15 @@ def test_what_so_many_percent_are_within() -> None:
     assert within([3.0], 1.0) == 3.0
     samples = [float(number) for number in range(20, 0, -1)]
     assert (within(samples, 95.0), within(samples, 95.1), within(samples, 5.0)) == (19.0, 20.0, 1.0)
+
+
+def test_whoever_is_given_up_last_took_time_too() -> None:
+    served = SequenceModel(SequenceConfig(model="formula"), exact_profile(Coefficients(0.1, 0.0, 0.0, 0.0)), "m")
+    trace = [
+        TraceRequest(arrival=0.0, input_length=5, output_length=2),
+        TraceRequest(arrival=0.0, input_length=5, output_length=100, timeout=1.05),
+    ]
+    found = report(simulate([served], trace))
+    assert (found.answered, found.shed) == (1, {"deadline": 1})
+    assert found.seconds == pytest.approx(1.05)
+    assert found.gauges["m/0"].busy == pytest.approx(1.1 / 1.05, abs=1e-6)

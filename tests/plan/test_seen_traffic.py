@@ -61,3 +61,14 @@ def test_who_was_refused_comes_with_somebody_elses_lengths() -> None:
     assert (trace[3].input_length, trace[3].max_tokens, trace[3].hold_updates) == (40, 6, True)
     assert trace[3].output_length in (5, 6)
     assert quiet_moment([unread, read], 10.0) == 10.0, "they wait for nothing"
+
+
+def test_who_was_given_up_at_its_deadline_comes_with_it_and_had_more_to_say() -> None:
+    done = SeenRequest(0.0, 30, 5, answered=True, scheduled=0.0, first=0.1, ended=0.5, most=50)
+    ran = SeenRequest(1.0, 20, 7, scheduled=1.0, first=1.1, ended=3.0, most=40, timeout=2.0)
+    begun = SeenRequest(2.0, 20, 2, scheduled=2.0, first=2.1, ended=4.0, timeout=2.0)
+    waited = SeenRequest(3.0, 40, 0, ended=3.5, refused=True, timeout=0.5)
+    trace = sequence_trace([done, ran, begun, waited], 16, 4096)
+    assert [each.timeout for each in trace] == [None, 2.0, 2.0, 0.5]
+    assert [each.output_length for each in trace] == [5, 8, 5, 5]
+    assert [each.max_tokens for each in trace] == [50, 40, None, None]

@@ -1,13 +1,14 @@
 """Models of items in virtual time: batches as the scheduler's own benchmark has them, instances, deadlines."""
 
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.simulated import exact_calls
 
@@ -52,11 +53,16 @@ def test_batches_are_those_of_the_scheduler_alone(
         outcome = simulate([model(limits, instances=instances)], at(*moments))
     items = (Item(id=str(index), arrival=moment) for index, moment in enumerate(moments))
     expected = virtual.simulate(limits, virtual.Executor(CALL, SIZE), items, instances)
+    # Who is in a call that ends after the deadline is not waited for.
+    time = inf if timeout is None else timeout
+    assume(all(abs(life.latency - time) > 1e-9 for life in expected.lives))
+    in_time = [life for life in expected.lives if life.latency < time]
+    late = len(expected.lives) - len(in_time)
     answered = sorted((life.request.arrival, life.end) for life in outcome.requests if life.end is not None)
-    for found, wanted in zip(answered, sorted((life.arrival, life.done) for life in expected.lives), strict=True):
+    for found, wanted in zip(answered, sorted((life.arrival, life.done) for life in in_time), strict=True):
         assert found == pytest.approx(wanted)
     shed = [life for life in outcome.requests if life.shed is not None]
-    assert len(shed) == expected.refused + expected.dropped
+    assert len(shed) == expected.refused + expected.dropped + late
     assert len(answered) + len(shed) == len(moments)
 
 
@@ -164,6 +170,29 @@ def test_a_request_is_refused_as_a_whole() -> None:
     assert (found.requests, found.answered, found.shed) == (3, 2, {"queue_full": 1})
     (steps,) = outcome.steps.values()
     assert sum(steps.running) == 10, "what was refused is not computed"
+
+
+@pytest.mark.parametrize("of_model", [False, True])
+def test_whoever_is_in_a_call_at_its_deadline_is_given_up_and_the_call_goes_on(of_model: bool) -> None:
+    """By hand: a call takes 0.1 s, and nothing is known of that yet. What waits at the deadline is not computed."""
+    profile = exact_calls(0.1, 0.0)
+    limits = BatchLimits(max_batch_size=2, default_timeout=0.05 if of_model else None)
+    asked: dict[str, Any] = {} if of_model else {"timeout": 0.05}
+    trace = [
+        TraceRequest(arrival=0.0, input_length=1, items=3, **asked),
+        TraceRequest(arrival=0.01, input_length=1, items=1, timeout=0.5),
+        TraceRequest(arrival=0.02, input_length=1, items=1, background=True),
+    ]
+    outcome = simulate([ItemModel(limits, profile, ahead=False)], trace)
+    late, other, patient = outcome.requests
+    assert (late.shed, late.shed_at, late.end) == (ShedReason.DEADLINE, 0.05, None)
+    assert (other.scheduled, other.end) == pytest.approx((0.1, 0.2))
+    assert (patient.deadline, patient.end) == (None, pytest.approx(0.3))
+    (steps,) = outcome.steps.values()
+    assert steps.running == [2, 1, 1]
+    assert steps.seconds == pytest.approx([0.1] * 3)
+    found = report(outcome)
+    assert (found.answered, found.shed) == (2, {"deadline": 1})
 
 
 def test_what_is_larger_than_any_batch_is_refused_with_a_reason() -> None:

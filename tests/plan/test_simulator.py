@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import msgspec
@@ -18,12 +19,14 @@ from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.sequences.calibrate import calibrate
 from chairlift.errors import ConfigError
 from chairlift.plan.agenda import Agenda
-from chairlift.plan.figures import Targets, report
+from chairlift.plan.figures import Targets, latencies, report
 from chairlift.plan.items import ItemModel
+from chairlift.plan.judge import Judge
 from chairlift.plan.machine_profile import FrontCost, SequenceProfile
 from chairlift.plan.sequences import SequenceModel, VirtualSequences
 from chairlift.plan.simulated_run import SimulatedRun
 from chairlift.plan.simulator import simulate
+from chairlift.plan.targets import LatencyTargets
 from chairlift.plan.trace import TraceRequest
 from chairlift.plan.virtual_machine import VirtualFront, VirtualMachine
 
@@ -182,8 +185,14 @@ def check_complete(outcome: SimulatedRun, count: int) -> None:
         if life.shed is not None:
             assert life.shed_at is not None
             assert life.shed_at >= life.request.arrival
+            if not life.request.items:
+                times = outcome.token_times(life)
+                assert len(times) == life.num_tokens
+                assert all(moment <= life.shed_at for moment in times)
         if life.end is None:
             continue
+        known = life.computed if life.request.items else life.end
+        assert life.deadline is None or (known or 0.0) <= life.deadline
         assert life.scheduled is not None
         assert life.first is not None
         assert life.request.arrival <= life.scheduled <= life.first <= life.end
@@ -313,6 +322,98 @@ def test_the_first_deadline_is_held_against_all_who_wait() -> None:
     late = TraceRequest(arrival=5.0, input_length=10, output_length=10, timeout=1.0)
     outcome = simulate([model(max_num_seqs=4)], [*crowd, late])
     assert [life.shed for life in outcome.requests] == [None] * 200 + [ShedReason.DEADLINE]
+
+
+def test_whoever_is_not_done_by_its_deadline_makes_room() -> None:
+    """By hand: one slot, steps of 50 ms. The step that runs at the deadline is computed, and nobody gets its token."""
+    profile = exact_profile(Coefficients(0.05, 0.0, 0.0, 0.0))
+    trace = [
+        TraceRequest(arrival=0.0, input_length=40, output_length=100, timeout=1.02),
+        TraceRequest(arrival=0.5, input_length=10, output_length=2),
+    ]
+    outcome = simulate([model(profile, max_num_seqs=1)], trace)
+    late, other = outcome.requests
+    assert (late.shed, late.shed_at, late.end) == (ShedReason.DEADLINE, 1.02, None)
+    assert outcome.token_times(late) == pytest.approx([0.05 * (1 + step) for step in range(20)])
+    assert late.num_tokens == 20
+    assert (other.scheduled, other.end) == pytest.approx((1.05, 1.15))
+    (steps,) = outcome.steps.values()
+    assert steps.kv_blocks[19:] == [4, 4, 1, 1]
+    found = report(outcome)
+    assert (found.answered, found.shed) == (1, {"deadline": 1})
+    assert latencies(outcome, 99.0).e2e == latencies(outcome, 99.0).ttft == inf
+    assert latencies(outcome, 50.0).e2e == pytest.approx(0.65)
+    assert Judge(LatencyTargets(e2e=9.0), trace).has_missed(outcome, 1.15)
+
+
+@pytest.mark.parametrize(
+    ("length", "timeout", "first", "num_tokens"),
+    [(1, 0.13, None, 0), (30, 0.13, None, 0), (2, 0.23, 0.14, 1), (30, 0.21, 0.14, 1)],
+    ids=["its only token", "its first", "its last", "one in between"],
+)
+def test_what_reaches_its_client_after_the_deadline_comes_too_late(
+    length: int, timeout: float, first: float | None, num_tokens: int
+) -> None:
+    """A token is 20 ms on its way, and the next step begins meanwhile."""
+    profile = exact_profile(Coefficients(0.1, 0.0, 0.0, 0.0))
+    trace = [
+        TraceRequest(arrival=0.0, input_length=10, output_length=length, timeout=timeout),
+        TraceRequest(arrival=0.0, input_length=10, output_length=3),
+    ]
+    outcome = simulate([model(profile, max_num_seqs=1)], trace, front=FrontCost(hop=0.02))
+    late, other = outcome.requests
+    assert (late.first, late.num_tokens) == (pytest.approx(first), num_tokens)
+    assert (late.shed, late.shed_at, late.end) == (ShedReason.DEADLINE, timeout, None)
+    # One that has had its last token leaves its slot at once, another after the step in which the worker hears of it.
+    begins = 0.02 + 0.1 * min(length, 2 if timeout < 0.2 else 3)
+    assert (other.scheduled, other.end) == pytest.approx((begins, begins + 0.32))
+
+
+deadlines = st.tuples(
+    st.floats(0, 0.2),  # seconds since the one before
+    st.integers(1, 60),  # prompt
+    st.integers(1, 40),  # output
+    st.sampled_from([None, 0.1, 0.3]),  # timeout
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(deadlines, min_size=1, max_size=25), st.integers(1, 6))
+def test_who_is_given_up_takes_what_one_takes_that_ends_with_that_step(
+    drawn: list[tuple[float, int, int, float | None]], slots: int
+) -> None:
+    now, trace = 0.0, []
+    for since, prompt, output, timeout in drawn:
+        now += since
+        trace.append(TraceRequest(arrival=now, input_length=prompt, output_length=output, timeout=timeout))
+    served = model(max_num_seqs=slots)
+    outcome = simulate([served], trace)
+    check_complete(outcome, len(trace))
+    # Whoever never ran takes nothing, and of others the token of the step at the deadline is computed in vain.
+    ran = [life for life in outcome.requests if life.scheduled is not None]
+    lengths = [life.request.output_length if life.shed is None else life.num_tokens + 1 for life in ran]
+    plain = [
+        msgspec.structs.replace(life.request, timeout=None, output_length=length)
+        for life, length in zip(ran, lengths, strict=True)
+    ]
+    expected = simulate([served], plain)
+    for life, other in zip(ran, expected.requests, strict=True):
+        assert life.scheduled == pytest.approx(other.scheduled, abs=1e-9)
+        if life.shed is None:
+            assert (life.first, life.end) == pytest.approx((other.first, other.end), abs=1e-9)
+    (steps,), (others,) = outcome.steps.values(), expected.steps.values()
+    assert steps.seconds == pytest.approx(others.seconds, abs=1e-12)
+    assert (steps.running, steps.tokens, steps.kv_blocks) == (others.running, others.tokens, others.kv_blocks)
+
+
+@pytest.mark.parametrize("config", [{}, {"strategy": "static", "batch_size": 7}])
+def test_a_deadline_that_nobody_misses_changes_nothing(config: dict[str, Any]) -> None:
+    """Nor does a batch that is not full wait for it once all else is over."""
+    trace = random_trace(4)
+    calm = [msgspec.structs.replace(request, timeout=3600.0) for request in trace]
+    free, bound = (simulate([model(noisy_profile(), **config)], each, front=FRONT) for each in (trace, calm))
+    assert [life.end for life in bound.requests] == [life.end for life in free.requests]
+    assert bound.steps == free.steps
 
 
 def test_a_full_queue_refuses() -> None:

@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
+from chairlift.plan.access_log import AccessLog
 from chairlift.plan.trace import TraceRequest, duration, prompt_ids, repeated
-from chairlift.plan.trace_files import LONGEST_LINE, MOST_TOKENS, TraceLine, _lines, read_trace, write_trace
+from chairlift.plan.trace_files import (
+    LONGEST_LINE,
+    MOST_TOKENS,
+    TraceLine,
+    _lines,
+    read_trace,
+    read_trace_or_log,
+    write_trace,
+)
 from chairlift.plan.traffic import Traffic, synthetic
 
 MOONCAKE = """{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
@@ -32,6 +41,18 @@ BURST_GPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log T
 5,ChatGPT,472,18,490,Conversation log
 45,ChatGPT,1087,0,1087,Conversation log
 118,GPT-4,417,276,693,API log
+"""
+COMMON = """127.0.0.1 - frank [29/Nov/2026:22:00:01 +0000] "POST /v1/chat/completions HTTP/1.1" 200 512
+"""
+# nginx writes a line when its answer ends; this one's clock is an hour ahead.
+COMBINED = """::1 - - [29/Nov/2026:23:00:05 +0100] "POST /v1/chat/completions?beta=true HTTP/1.1" 200 7 "-" "\\"b\\" c"
+::1 - - [29/Nov/2026:23:00:03 +0100] "POST /llm/v1/completions HTTP/2.0" 499 0 "-" "curl/8"
+::1 - - [29/Nov/2026:23:00:03 +0100] "POST /v1/embeddings HTTP/2.0" 200 0 "-" "curl/8"
+::1 - - [29/Nov/2026:23:00:03 +0100] "POST /login HTTP/2.0" 200 0 "-" "curl/8"
+::1 - - [29/Nov/2026:23:00:03 +0100] "POST /v1/chat/completions HTTP/2.0" 401 0 "-" "curl/8"
+::1 - - [29/Nov/2026:23:00:04 +0100] "GET /metrics HTTP/2.0" 200 0 "-" "curl/8"
+::1 - - [29/Nov/2026:23:00:04 +0100] "\\x16\\x03\\x01" 400 157 "-" "-"
+::1 - - [29/Nov/2026:23:00:04 +0100] "" 400 0 "-" "-"
 """
 
 
@@ -77,6 +98,79 @@ def test_burst_gpt_without_those_that_failed(tmp_path: Path) -> None:
     first, second = read_trace(written(tmp_path, BURST_GPT))
     assert (first.arrival, first.input_length, first.output_length) == (0.0, 472, 18)
     assert (second.arrival, second.input_length, second.output_length) == (113.0, 417, 276)
+
+
+def read_log(tmp_path: Path, text: str) -> AccessLog:
+    found = read_trace_or_log(written(tmp_path, text, "access.log"))
+    assert isinstance(found, AccessLog)
+    return found
+
+
+def test_access_logs(tmp_path: Path) -> None:
+    log = read_log(tmp_path, COMMON + COMBINED)
+    moments, about = log.moments(in_one_call=False)
+    assert moments[0] == 0.0
+    assert moments == pytest.approx([0.0, 2.0, 4.0], abs=1.0)
+    assert about == (
+        "access log: 3 requests to '/v1/chat/completions' (2), '/llm/v1/completions' (1); 6 lines are left out: "
+        "3 not POST, 2 to other paths, such as '/v1/embeddings', 1 refused or sent elsewhere"
+    )
+    moments, about = log.moments(in_one_call=True)
+    assert (moments, about.partition(";")[0]) == ([0.0], "access log: 1 requests to '/v1/embeddings' (1)")
+
+
+def test_an_access_log_of_an_application_of_ones_own(tmp_path: Path) -> None:
+    """Where no path is known, all count but those known to be of the other kind."""
+    asked, embedded = (COMMON.replace("chat/completions", name) for name in ("ask", "embed"))
+    log = read_log(tmp_path, 2 * asked + embedded)
+    assert len(log.moments(in_one_call=False)[0]) == 2
+    assert len(log.moments(in_one_call=True)[0]) == 1
+    with pytest.raises(ConfigError, match="answers in one call: 1 to other paths, such as '/v1/chat/completions'"):
+        read_log(tmp_path, COMMON).moments(in_one_call=True)
+    with pytest.raises(ConfigError, match="none of its lines is a POST to a language model: 1 not POST"):
+        read_log(tmp_path, COMMON.replace("POST", "GET")).moments(in_one_call=False)
+
+
+def test_requests_of_one_second_are_no_burst(tmp_path: Path) -> None:
+    log = read_log(tmp_path, COMMON * 50)
+    moments, _ = log.moments(in_one_call=False)
+    assert moments == sorted(set(moments))
+    assert len(moments) == 50
+    assert 0.5 < moments[-1] < 1.0
+    assert log.moments(in_one_call=False)[0] == moments
+    assert log.moments(in_one_call=False, seed=1)[0] != moments
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("hello", "it is no line of an access log: 'hello'"),
+        (COMMON.replace("29/Nov", "31/Nov"), "day is out of range"),
+        (COMMON.replace("Nov", "Now"), "Now is no month"),
+        (COMMON.replace("22:00:01", "25:00:01"), "hour must be in"),
+        (COMMON.replace("+0000", "+9900"), "timedelta"),
+        (COMMON.replace('1.1"', "1.1"), "it is no line of an access log"),
+        (COMMON.replace("200", "2000"), "it is no line of an access log"),
+        pytest.param(COMMON.replace("frank", "x" * LONGEST_LINE), "more than 1048576 characters", id="too long"),
+        pytest.param('[29/Nov/2026:22:00:01 +0000] "\\' * 30_000, "it is no line of an access log", id="quotes"),
+    ],
+)
+def test_a_broken_line_of_an_access_log_is_named(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"access.log, line 3: .*{said}") as found:
+        read_log(tmp_path, f"{COMMON}\n{line}\n")
+    assert len(str(found.value)) < 600
+
+
+def test_an_access_log_is_read_only_where_lengths_are_given(tmp_path: Path) -> None:
+    path = written(tmp_path, COMMON)
+    with pytest.raises(ConfigError, match="an access log tells no lengths; it is for `chairlift plan` and"):
+        read_trace(path)
+    with pytest.raises(ConfigError, match="an access log tells no lengths"):
+        synthetic(Traffic(arrivals="poisson:1", input_length=f"trace:{path}"), 10.0)
+    assert len(read_log(tmp_path, COMMON * 3)) == 3
+    found = read_trace_or_log(written(tmp_path, COMMON * 3), most=2)
+    assert isinstance(found, AccessLog)
+    assert len(found) == 2
 
 
 def test_lines_out_of_order_are_put_in_order_and_the_first_so_many_read(tmp_path: Path) -> None:
@@ -177,11 +271,16 @@ def test_files_that_are_no_traces_are_told(tmp_path: Path) -> None:
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_anything_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("traces") / "trace"
-    for head in (b"", b'{"timestamp": 0, "input_length": 5}\n', AZURE.encode(), BURST_GPT.encode()):
+    heads = (b"", b'{"timestamp": 0, "input_length": 5}\n', AZURE.encode(), BURST_GPT.encode(), COMMON.encode())
+    for head in heads:
         path.write_bytes(head + content)
         with suppress(ConfigError):
-            trace = read_trace(path)
-            assert all(later.arrival >= sooner.arrival >= 0 for sooner, later in pairwise(trace))
+            found = read_trace_or_log(path)
+            if isinstance(found, AccessLog):
+                times, _ = found.moments(in_one_call=False)
+            else:
+                times = [request.arrival for request in found]
+            assert all(later >= sooner >= 0 for sooner, later in pairwise(times))
 
 
 def test_a_line_says_nothing_that_is_the_default() -> None:

@@ -72,7 +72,7 @@ def test_what_is_printed_can_be_copied(
     targets = ("--target-ttft-ms", 900, "--target-itl-ms", 60)
     assert plan("--trace", trace, "--profile", profile, *targets, "--out", out) == 0
     text = capsys.readouterr().out
-    assert "TTFT within 900 ms, ITL within 60 ms, for 95%" in text
+    assert "TTFT within 900 ms, ITL within 60 ms, for 95% of the requests" in text
     assert "made up; the HTTP front takes 1.00 ms a request" in text
     assert "knee" in text
     assert "1.00 GB of weights" in text
@@ -208,6 +208,9 @@ def test_a_picture(trace: Path, profile: Path, tmp_path: Path) -> None:
         (("--trace", "TRACE", "--trace-model", "other"), "--trace-model other: the trace has"),
         ((*DESCRIBED[:-1], "normal:4"), "length 'normal:4' is not constant:N"),
         ((*DESCRIBED, "--rate", "0"), "--rate must be more than 0"),
+        ((*DESCRIBED, "--seconds", "5"), "--seconds takes a part of a --trace, and there is none"),
+        (("--trace", "TRACE", "--seconds", "-5"), "--seconds must be more than 0, and finite, got -5"),
+        (("--trace", "TRACE", "--seconds", "0.001"), "a plan needs 20 requests or more"),
         ((*DESCRIBED, "--target-ttft-ms", "-5"), "--target-ttft-ms must be more than 0"),
         ((*DESCRIBED, "--target-ttft-ms", "5", "--mode", "balanced"), "--mode is for those who give no target"),
         ((*DESCRIBED, "--percentile", "100"), "percentile must be between 0 and 100"),
@@ -250,6 +253,123 @@ def test_too_short_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "got 30 in 0 s" in capsys.readouterr().err
 
 
+def lasting(count: int, gap: float = 0.1, start: float = 0.0, **about: Any) -> list[TraceRequest]:
+    """Requests of the same lengths, and with equal gaps."""
+    lengths = {"input_length": 4, "output_length": 8} | about
+    return [TraceRequest(arrival=start + gap * n, **lengths) for n in range(count)]
+
+
+def test_what_fits_is_left_as_it_is_and_what_does_not_is_told(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    wanted = ("--profile", profile, "--max-model-len", 16, "--mode", "high-throughput", "--out", out)
+    write_trace(tmp_path / "t", lasting(20, output_length=12))
+    assert plan("--trace", tmp_path / "t", *wanted) == 0
+    assert "were cut" not in capsys.readouterr().out
+    assert json.loads(out.read_text())["facts"]["output_mean"] == 12
+    write_trace(tmp_path / "t", [*lasting(20, output_length=12), *lasting(3, start=2.0, output_length=500)])
+    assert plan("--trace", tmp_path / "t", *wanted) == 0
+    assert "- 3 of 23 requests were cut to the model's 16 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("promised", [(), ("--mode", "low-latency"), ("--target-ttft-ms", 900)])
+def test_no_latency_is_promised_where_nobody_waits(
+    promised: tuple[object, ...], profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(tmp_path / "t", lasting(24, background=True))
+    wanted = ("--trace", tmp_path / "t", "--profile", profile)
+    assert plan(*wanted, *promised) == 1
+    said = capsys.readouterr().err
+    assert "all 24 requests ran in the background, where nobody waits, so no latency can be promised" in said
+    assert "--mode high-throughput" in said
+    assert ("leave out the targets" in said) == ("--target-ttft-ms" in promised)
+    # Somebody comes, but later than what is simulated.
+    write_trace(tmp_path / "t", [*lasting(600, background=True, output_length=40), *lasting(30, start=60.0)])
+    assert plan(*wanted, *promised) == 1
+    assert re.search(r"the first \d+ requests, which are simulated, ran in the background", capsys.readouterr().err)
+
+
+def test_the_mode_without_targets_takes_requests_for_which_nobody_waits(
+    profile: Path, items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mode = ("--mode", "high-throughput")
+    write_trace(tmp_path / "t", lasting(24, background=True))
+    assert plan("--trace", tmp_path / "t", "--profile", profile, *mode) == 0
+    text = capsys.readouterr().out
+    assert "nobody waits for these requests, which ran in the background" in text
+    assert "Does anybody wait for each answer? No, all run in the background" in text
+    assert "takes up to 0 s without company" not in text
+    write_trace(tmp_path / "t", lasting(24, background=True, items=2))
+    assert plan_items("--trace", tmp_path / "t", "--profile", items, *mode) == 0
+    assert "Does anybody wait for each answer? No, all run in the background" in capsys.readouterr().out
+
+
+def test_a_pause_is_told_and_a_part_of_a_trace_is_planned_with(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    write_trace(tmp_path / "t", [*lasting(30), *lasting(30, start=82_803.0)])
+    wanted = ("--trace", tmp_path / "t", "--profile", profile, "--mode", "high-throughput", "--out", out)
+    assert plan(*wanted) == 0
+    said = "a pause of 23 h counts as traffic, and what comes around it as bursts: plan with a part of the trace"
+    assert f"{said}, by --seconds" in capsys.readouterr().out
+    assert plan(*wanted, "--seconds", 60) == 0
+    assert "a pause" not in capsys.readouterr().out
+    facts = json.loads(out.read_text())["facts"]
+    assert (facts["requests"], facts["rate"]) == (30, pytest.approx(30 / 2.9))
+
+
+def access_log(path: Path, count: int = 40) -> Path:
+    line = '10.0.0.1 - - [29/Nov/2026:22:00:{second:02} +0000] "{method} /v1/chat/completions HTTP/1.1" 200 512\n'
+    methods = ("POST", "OPTIONS")
+    path.write_text("".join(line.format(second=n // 4, method=each) for n in range(count) for each in methods))
+    return path
+
+
+def test_an_access_log_is_planned_with_the_lengths_that_are_said(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, out = access_log(tmp_path / "access.log"), tmp_path / "plan.json"
+    wanted = ("--trace", log, "--profile", profile, "--mode", "high-throughput", "--input-lengths", "constant:7")
+    # Either length may be what the settings expect.
+    monkeypatch.setenv("CHAIRLIFT_EXPECTED_OUTPUT_TOKENS", "12")
+    assert plan(*wanted, "--out", out) == 0
+    note = "access log: 40 requests to '/v1/chat/completions' (40); 40 lines are left out: 40 not POST"
+    assert note in capsys.readouterr().out
+    facts = json.loads(out.read_text())["facts"]
+    assert (facts["requests"], facts["input_mean"]) == (40, 7)
+    assert facts["output_mean"] == pytest.approx(12, rel=0.5)
+    assert facts["rate"] == pytest.approx(4.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "access.log is an access log, which tells no lengths: say --input-lengths and --output-lengths"),
+        (("--input-lengths", "constant:8"), "tells no lengths: say --input-lengths and --output-lengths"),
+        ((*DESCRIBED[2:], "--trace-model", "m"), "chooses among models, which an access log does not name"),
+        ((*DESCRIBED[2:], "--items", "2"), "--items is for models that answer in one call"),
+    ],
+)
+def test_what_an_access_log_can_not_be_planned_with(
+    arguments: tuple[str, ...], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan("--trace", access_log(tmp_path / "access.log"), *arguments) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_an_access_log_of_what_is_answered_in_one_call(
+    items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = access_log(tmp_path / "access.log")
+    assert plan_items("--trace", log, "--profile", items) == 1
+    assert "none of its lines is a POST to a model that answers in one call" in capsys.readouterr().err
+    log.write_text(log.read_text().replace("/v1/chat/completions", "/v2/models/m/infer"))
+    assert plan_items("--trace", log, "--profile", items, "--items", 3) == 0
+    assert "3 items in each on average" in capsys.readouterr().out
+
+
 @pytest.fixture
 def items(tmp_path: Path) -> Path:
     """A profile of a class whose calls cost 5 ms, and 1 ms an item."""
@@ -271,7 +391,7 @@ def test_a_plan_for_models_that_answer_in_one_call(
     draws = ("--plot", picture) if find_spec("matplotlib") else ()
     assert plan_items(*wanted, *draws) == 0
     text = capsys.readouterr().out
-    assert "E2E within 60 ms, for 95%" in text
+    assert "E2E within 60 ms, for 95% of the requests" in text
     assert "10 us an item" in text
     assert "| items/s | latency p95 ms | mean batch | limited by" in text
     assert "knee" in text

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from chairlift.planning import served_traffic, told_steps
 from chairlift.planning.measure_served_items import measure_served_items
 from chairlift.planning.running_server import RunningServer
 from chairlift.server.metrics.sequences import RecentStep
-from chairlift.server.models.request_log import EndedRequest
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest
 from chairlift.server.models.sequence_service import SequenceService
 
 WORD = tokenizer().encode("hello")[0]
@@ -195,6 +196,25 @@ def test_so_is_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(step.began is None for step in profile.steps)
 
 
+def test_an_overloaded_server_is_planned_for_all_that_came(capsys: pytest.CaptureFixture[str]) -> None:
+    service = served(FakeClient([WORD]))
+    log, begin = service.log, floor(time.monotonic()) - 20
+    for number in range(1200):
+        log.refuse(RefusedRequest(None, begin + number / 100, 0, False, 20, 4))
+    times = {"total_s": 0.0625, "queued_s": 0.0, "prefill_s": 0.02}
+    about = {"prompt_tokens": 20, "cached_tokens": 0, "tokens": 4, **times}
+    for number in range(24):
+        log.arrive(begin + number / 2)
+        ended = begin + number / 2 + times["total_s"]
+        log.keep(None, EndedRequest(id=f"cmpl-{number:024x}", ended=ended, finish_reason="stop", **about))
+        service.metrics.steps.append(RecentStep(ended, 0.015, 1, 1, 0, 0, 4, 1))
+    with listening(service) as it:
+        assert plan(it.url, "--mode", "high-throughput") == 0
+    text = capsys.readouterr().out
+    assert "requests, 102 a second; prompts of 20 tokens" in text
+    assert "only a sample is known of the requests that were refused or given up: 102 came a second in all" in text
+
+
 def test_a_server_that_tells_impossible_things_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     service, _ = embedder()
     with listening(service) as it:
@@ -264,6 +284,14 @@ def test_who_may_not_see_steps_is_told_before_anything_is_sent(
         ({"seen": {"type": "trees"}, "window_s": 120}, "tells its traffic in another way"),
         ({"seen": {"type": "sequences", "requests": [], "steps": []}, "window_s": 120}, "in another way"),
         ({"seen": {"type": "items", "requests": [], "calls": [], "sized": True}, "window_s": 120}, "no requests"),
+        (
+            {
+                "seen": {"type": "items", "requests": [], "calls": [], "sized": True},
+                "window_s": 120,
+                "came": {"requests": 1, "listed": 1, "seconds": 0},
+            },
+            "in another way",
+        ),
     ],
 )
 def test_traffic_that_makes_no_sense_is_refused(told: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from chairlift.plan.what_if import ItemQuestion, SequenceQuestion, WhatIfAnswer,
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.metrics.items import RecentCall
 from chairlift.server.metrics.sequences import RecentStep
-from chairlift.server.models.request_log import EndedRequest, RefusedRequest, Viewer
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest, RequestLog, Viewer
 from chairlift.server.twin import past_traffic
 from chairlift.server.twin.twin import MOST_ASKED, Twin
 from chairlift.server.twin.what_if_view import _of_sequence
@@ -100,8 +100,15 @@ def past(
                 preemptions=0,
             )
         )
-    front.service.log.ended[owner].extend(sorted(kept, key=lambda each: each.ended))
+    keep(front, [(owner, each) for each in kept])
     return front
+
+
+def keep(front: Front, ended: list[tuple[str | None, EndedRequest]]) -> None:
+    """Have a server know of these requests, each of an owner, and of no other."""
+    front.service.log = RequestLog()
+    for owner, each in sorted(ended, key=lambda pair: pair[1].ended):
+        front.service.log.keep(owner, each)
 
 
 async def ask(front: Front, body: Any = None, path: str = PATH, client: str = "127.0.0.1", **more: Any) -> Answer:
@@ -452,6 +459,28 @@ def test_who_was_refused_counts() -> None:
     run(go)
 
 
+def test_who_was_given_up_at_its_deadline_is_simulated_with_it() -> None:
+    async def go() -> None:
+        front = past()
+        now, log = time.monotonic(), front.service.log
+        waited = msgspec.structs.replace(
+            slowest(front), id="x", ended=now, finish_reason="late", total_s=1.5, prefill_s=None, tokens=0
+        )
+        ran = msgspec.structs.replace(waited, id="y", total_s=1.75, queued_s=0.25, prefill_s=0.5, tokens=3)
+        for each in (waited, ran):
+            log.keep(None, each)
+        question = past_traffic.lately(past_traffic.past_of(front.service), [])
+        assert isinstance(question, SequenceQuestion)
+        late = [each for each in question.requests if each.timeout is not None]
+        assert [(each.timeout, each.outputs, each.refused, each.answered) for each in late] == [
+            (1.75, 3, False, False),
+            (1.5, 0, True, False),
+        ]
+        assert answer(question, lambda: False).measured.refused == 2
+
+    run(go)
+
+
 def test_a_flood_of_refused_requests_hides_nobody_else() -> None:
     async def go() -> None:
         front = past()
@@ -511,6 +540,25 @@ def test_what_would_have_made_it_faster_is_told_on_request(here: list[Any]) -> N
         assert f"with max_num_seqs = 8 {more['total_s']:.2f} s" in told["text"]
         assert "simulated" in "\n".join(why.words(part))
         assert told["text"] in "\n".join(why.words(part))
+
+    run(go)
+
+
+def test_a_request_is_told_of_by_the_settings_that_it_had(here: list[Any]) -> None:
+    async def go() -> None:
+        front = past()
+        request = slowest(front)
+        request.waits = {"waiting_for_slots": request.queued_s or 0.0}
+        front.service.retune(msgspec.structs.replace(FEW, max_num_seqs=32))
+        (part,) = (await why_not_faster(front, request.id)).json()["parts"]
+        assert here[-1].config.max_num_seqs == 2
+        assert part["what_if"]["predicted_s"] == pytest.approx(part["what_if"]["measured_s"], rel=0.1)
+        assert "for one of 2 places" in part["hints"][0]["text"]
+        assert (await ask(front)).json()["settings"]["now"]["max_num_seqs"] == 32
+        front.service.former.note(front.client.config, request.ended - 1e-3)
+        refused = await why_not_faster(front, request.id)
+        assert (refused.status, refused.error["code"]) == (409, "settings_changed")
+        assert "the settings of `tiny` changed while it was there" in refused.error["message"]
 
     run(go)
 
@@ -609,6 +657,7 @@ def test_of_several_parts_the_one_that_took_longest_is_told_of(here: list[Any]) 
         one, other = sorted(front.service.log.ended[None], key=lambda each: each.total_s or 0.0)[-2:]
         whole = f"cmpl-{'f' * 24}"
         one.id, other.id = f"{whole}-0", f"{whole}-1"
+        keep(front, [(None, each) for each in front.service.log.ended[None]])
         parts = (await why_not_faster(front, whole)).json()["parts"]
         assert {part["id"]: part["what_if"] is not None for part in parts} == {one.id: False, other.id: True}
 
@@ -618,10 +667,9 @@ def test_of_several_parts_the_one_that_took_longest_is_told_of(here: list[Any]) 
 def test_another_tenants_requests_are_in_the_way_and_are_not_told_of(keys: str, here: list[Any]) -> None:
     async def go() -> None:
         front = past(owner="bob", api_keys=keys)
+        mine = slowest(front, "bob")
+        keep(front, [("alice" if each is mine else "bob", each) for each in front.service.log.ended["bob"]])
         log = front.service.log.ended
-        mine = sorted(log["bob"], key=lambda each: each.total_s or 0.0)[-1]
-        log["bob"].remove(mine)
-        log["alice"].append(mine)
         answered = await why_not_faster(front, mine.id, "alice")
         assert answered.status == 200
         assert len(here[0].requests) == 60, "all who were there"
@@ -729,9 +777,9 @@ def test_nobody_has_all_places_for_simulations(keys: str, held: tuple[asyncio.Ev
 
     async def go() -> None:
         front = past(owner="alice", api_keys=keys)
+        every = list(front.service.log.ended["alice"])
+        keep(front, [("alice", each) for each in every[:-2]] + [("bob", every[-1]), ("root", every[-2])])
         log = front.service.log.ended
-        for owner in ("bob", "root"):
-            log[owner].append(log["alice"].pop())
         asking: list[asyncio.Task[Answer]] = []
         for owner in PEOPLE:
             asking.append(asyncio.create_task(why_not_faster(front, log[owner][-1].id, owner)))

@@ -26,7 +26,7 @@ async def told(front: Front, item_id: str, **more: Any) -> list[dict[str, Any]]:
 
 
 async def live(front: Front) -> list[dict[str, Any]]:
-    return (await front.call("GET", "/v1/requests")).json()["data"]
+    return (await front.call("GET", "/v1/requests", client="127.0.0.1")).json()["data"]
 
 
 def test_items_tell_their_request_and_lead_to_it_when_it_has_ended() -> None:
@@ -80,7 +80,7 @@ def test_places_in_line_are_looked_up_once_for_all_that_are_told(monkeypatch: py
         await until(lambda: dispatcher.scheduler.num_running)
         futures = [dispatcher.submit(number, shape_key=number) for number in range(30)]
         futures += [dispatcher.submit(number, background=True) for number in range(30)]
-        answer = await front.call("GET", "/v1/requests", query="limit=100")
+        answer = await front.call("GET", "/v1/requests", query="limit=100", client="127.0.0.1")
         rows = answer.json()["data"]
         assert asked == [30, 30], "live ones, and those in the background"
         assert [row.get("position") for row in rows] == [None, *range(1, 31), *[None] * 30]
@@ -181,8 +181,8 @@ def test_an_ended_request_is_found_by_any_of_its_numbers(
 ) -> None:
     log: RequestLog[Any] = RequestLog()
     monkeypatch.setattr("chairlift.server.models.request_log.KEPT_S", float("inf"))
-    log.ended[None].append(EndedRequest(id="item-0123abcd-10", ended=1.0, finish_reason="done", count=3))
-    log.ended[None].append(EndedRequest(id="item-ffffffff-11", ended=2.0, finish_reason="done", count=3))
+    log.keep(None, EndedRequest(id="item-0123abcd-10", ended=1.0, finish_reason="done", count=3))
+    log.keep(None, EndedRequest(id="item-ffffffff-11", ended=2.0, finish_reason="done", count=3))
     assert len(log.find_ended(Viewer(None, True), f"item-0123abcd-{asked}")) == found
 
 

@@ -58,7 +58,8 @@ async def asked(front: Front, *names: str | None, **body: Any) -> AsyncIterator[
 
 
 async def get(front: Front, path: str = "", name: str | None = None, query: str = "") -> Answer:
-    return await front.call("GET", f"/v1/requests{path}", headers=bearer(name) if name else None, query=query)
+    headers = bearer(name) if name else None
+    return await front.call("GET", f"/v1/requests{path}", headers=headers, query=query, client="127.0.0.1")
 
 
 def waiting(stream: Stream, ahead: int, detail: str = "all 2 slots are taken", more_urgent: int = 0) -> Standing:
@@ -417,6 +418,21 @@ def test_items_that_failed_are_told_with_their_request() -> None:
     run(go)
 
 
+def test_without_keys_ids_are_listed_for_this_machine_alone() -> None:
+    """With an id of a kept response anybody could read it."""
+
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        async with asked(front, None) as streams:
+            name = streams[0].request.id
+            refused = await front.call("GET", "/v1/requests", client="192.0.2.7")
+            assert (refused.status, refused.error["code"]) == (403, "not_local")
+            assert (await front.call("GET", f"/v1/requests/{name}", client="192.0.2.7")).status == 200
+            assert (await get(front)).json()["data"][0]["id"] == name
+
+    run(go)
+
+
 # In a terminal
 
 
@@ -487,9 +503,7 @@ def test_who_was_late_and_who_asked_for_nothing_good_failed_by_no_fault_of_the_s
         assert (late.status, bad.status) == (504, 400)
         told = {}
         for model in ("tiny", "function"):
-            (told[model],) = (await front.call("GET", "/v1/requests", query=f"status=ended&model={model}")).json()[
-                "data"
-            ]
+            (told[model],) = (await get(front, query=f"status=ended&model={model}")).json()["data"]
         assert [told["tiny"]["finish_reason"], told["function"]["finish_reason"]] == ["late", "invalid"]
         metrics = (await front.call("GET", "/metrics")).body.decode()
         for model, reason in (("tiny", "late"), ("function", "invalid")):
@@ -508,3 +522,35 @@ def test_one_that_is_heard_of_late_hides_no_other() -> None:
     viewer = request_log.Viewer(None, False)
     assert [each.id for each in log.ended_of(viewer)] == ["b", "slow", "a"]
     assert [each.id for each in log.find_ended(viewer, "b")] == ["b"]
+
+
+def test_a_request_is_found_without_a_look_at_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admin's page asks for one more than once a second, however many there are of all."""
+    monkeypatch.setattr(request_log, "_MOST_ENDED", 3)
+    log: request_log.RequestLog[Any] = request_log.RequestLog()
+    monkeypatch.setattr(log, "ended_of", lambda viewer: pytest.fail("all of them were gone through"))
+    now, whole = time.monotonic(), f"cmpl-{'0' * 24}"
+    admin, alice, bob = (request_log.Viewer(name, name == "root") for name in ("root", "alice", "bob"))
+
+    def keep(owner: str, name: str, ended: float) -> None:
+        log.keep(owner, request_log.EndedRequest(id=name, ended=now + ended, finish_reason="stop", count=3))
+
+    def found(viewer: request_log.Viewer, name: str) -> list[str]:
+        return [each.id for each in log.find_ended(viewer, name)]
+
+    for place, name in enumerate((f"{whole}-0", f"{whole}-1", "item-0123abcd-10")):
+        keep("alice", name, place - 9)
+    keep("bob", "item-0123abcd-13", -1)
+    assert found(admin, whole) == found(alice, whole) == [f"{whole}-1", f"{whole}-0"]
+    assert found(alice, f"{whole}-0") == [f"{whole}-0"]
+    assert found(bob, whole) == found(bob, f"{whole}-0") == found(bob, "item-0123abcd-10") == []
+    asked = [found(admin, f"item-0123abcd-{number}") for number in (9, 10, 12, 13, 16)]
+    assert asked == [[], ["item-0123abcd-10"], ["item-0123abcd-10"], ["item-0123abcd-13"], []]
+    # What a full line has dropped is not found any more, and not remembered.
+    keep("alice", "next", 0)
+    keep("alice", "older than all", -20)
+    assert (found(admin, whole), found(admin, "older than all")) == ([f"{whole}-1"], [])
+    for number in range(20, 40):
+        keep("alice", f"item-0123abcd-{number}", number)
+    index = log._index["alice"]
+    assert (len(index._parts), index._firsts) == (3, {"item-0123abcd-": [37, 38, 39]})

@@ -1,12 +1,17 @@
 """GET /v1/traffic: the last minutes of a model, for whoever may plan with them."""
 
+import time
+from math import floor
 from typing import Any
 
 import msgspec
-from support.items_harness import embedder
-from support.server_harness import FakeClient, Front, run
+from support.items_harness import embedder, function
+from support.server_harness import FakeClient, Front, full, run
 
-from chairlift.plan.seen_traffic import SeenItems, SeenSequences
+from chairlift.plan.seen_traffic import AllArrivals, SeenItems, SeenRequest, SeenSequences
+from chairlift.server.metrics.sequences import RecentStep
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest
+from chairlift.server.twin.past_traffic import all_arrivals, past_of
 
 HERE = {"host": "127.0.0.1:8000"}
 
@@ -34,6 +39,57 @@ def test_what_came_and_what_it_took_without_text() -> None:
         assert [each.outputs for each in seen.requests] == [2] * 25
         assert len(seen.calls) == 25
         assert "hello" not in str(told)
+
+    run(go)
+
+
+def test_all_that_came_are_counted_though_few_of_the_refused_are_kept() -> None:
+    async def go() -> None:
+        front = Front(FakeClient(manual=True))
+        log, begin = front.service.log, floor(time.monotonic()) - 30
+        for number in range(2500):
+            log.refuse(RefusedRequest(None, begin + number / 100, 0, False, 8, 4))
+        times = {"total_s": 0.0625, "queued_s": 0.0, "prefill_s": 0.02}
+        about = {"prompt_tokens": 8, "cached_tokens": 0, "tokens": 4, **times}
+        for number in range(50):
+            log.arrive(begin + number / 2)
+            ended = begin + number / 2 + times["total_s"]
+            log.keep(None, EndedRequest(id=f"cmpl-{number:024x}", ended=ended, finish_reason="stop", **about))
+            front.service.metrics.steps.append(RecentStep(ended, 0.015, 1, 1, 0, 0, 4, 1))
+        status, told = await ask(front, model="tiny")
+        assert status == 200
+        assert (told["came"]["requests"], told["came"]["seconds"]) == (102 * 24, 24)
+        assert 14 * 24 < told["came"]["listed"] < 20 * 24
+        for second in range(10_000):
+            log.arrive(second)
+        assert len(log.came) < 300
+
+    run(go)
+
+
+def test_whatever_comes_is_counted_once() -> None:
+    async def go() -> None:
+        front, (service, dispatcher) = Front(), function()
+        front.models.add(service)
+
+        def refuse(priority: int) -> None:
+            raise full(1.0)
+
+        assert (await front.complete(max_tokens=1, n=2)).status == 200
+        front.client.refusal = full(1.0)
+        assert (await front.complete(max_tokens=1)).status == 429
+        front.client.check_load = refuse  # type: ignore[method-assign]
+        assert (await front.complete(max_tokens=1)).status == 429
+        assert sum(front.service.log.came.values()) == 4
+        path = "/v1/models/function:predict"
+        assert (await front.post(path, {"instances": [1, 2]})).status == 200
+        dispatcher.refusal = full(1.0)
+        assert (await front.post(path, {"instances": [1, 2]})).status == 429
+        assert sum(service.log.came.values()) == 2
+        listed = [SeenRequest(float(second), 1, 1) for second in range(1000, 1011)]
+        service.log.came = dict.fromkeys(range(900, 1100), 100)
+        assert all_arrivals(past_of(service), listed) == AllArrivals(1000, 10, 10)
+        assert all_arrivals(past_of(service), listed[:1]) is None
 
     run(go)
 

@@ -120,6 +120,33 @@ def test_a_change_is_judged_by_the_traffic_after_it(monkeypatch: pytest.MonkeyPa
     run(go)
 
 
+def test_what_came_under_other_settings_says_nothing_of_those_set_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        tuned = Tuned(monkeypatch, window_s=3600.0)
+        tuned.service.retune(msgspec.structs.replace(PATIENT, batch_size=4))
+        assert await tuned.look() == 0.0
+        assert not tuned.twin.questions
+
+    run(go)
+
+
+def test_while_it_rests_no_change_stays_on_trial_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On few processors, or with many models, an answer may be followed by a rest of many minutes."""
+
+    async def go() -> None:
+        tuned = Tuned(monkeypatch, tune_every_s=1e-3, tune_cpu_share=1e-6)
+        task = asyncio.create_task(tuned.tuning.run())
+        while tuned.service.metrics.tuner is None or not tuned.service.metrics.tuner.num_taken_back:
+            await asyncio.sleep(1e-3)
+        task.cancel()
+        assert len(tuned.twin.questions) == 1, "it rests for hours"
+        tuner = tuned.service.metrics.tuner
+        assert tuned.client.config is PATIENT
+        assert "nothing could judge it: there was no time to ask the twin" in tuner.decisions[-1].reason
+
+    run(go)
+
+
 def test_an_answer_that_settings_by_hand_have_overtaken_turns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was simulated were neighbours of settings that hold no more."""
 

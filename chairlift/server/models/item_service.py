@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from chairlift.core.items.item import Item
+from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Answer, Dispatcher, Ticket
 from chairlift.engine.supervisor import WorkerState
 from chairlift.errors import BadItem, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
@@ -20,6 +21,7 @@ from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.items import ItemMetrics
 from chairlift.server.models.request_log import EndedRequest, RequestLog, numbered
 from chairlift.server.models.result_size import size_of
+from chairlift.server.models.settings_history import SettingsHistory
 from chairlift.text.encoding import TextEncoder
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class ItemService:
         self.dispatcher = dispatcher
         # The items that live are the dispatcher's to tell.
         self.log: RequestLog[Item] = RequestLog()
+        self.former: SettingsHistory[BatchLimits] = SettingsHistory()
         # The requests that these belong to, by id, in the order of their items' numbers.
         self.requests: dict[str, LiveRequest] = {}
         dispatcher.id_prefix = f"item-{os.urandom(4).hex()}-"
@@ -83,6 +86,12 @@ class ItemService:
         self.info, self.encoder = info, encoder
         self.most_items = max(self.most_items, self.dispatcher.limits.max_batch_size)
         self.state = "ready"
+
+    def change_limits(self, limits: BatchLimits) -> None:
+        """Go by other limits, of those that may change while the model runs."""
+        before = self.dispatcher.limits
+        self.dispatcher.change_limits(limits)
+        self.former.note(before, time.monotonic())
 
     @property
     def state(self) -> WorkerState:
@@ -178,6 +187,7 @@ class ItemService:
             raise
         terms.spend(tokens)
         if first is not None:
+            self.log.arrive(time.monotonic())
             self.requests[first] = LiveRequest(first, len(futures), owner)
         return futures
 
@@ -274,7 +284,10 @@ class ItemService:
         )
         if futures and isinstance(futures[0], Ticket):
             ended.id, ended.total_s = futures[0].item_id, now - futures[0].arrival
-            self.requests.pop(ended.id, None)
+        if self.requests.pop(ended.id, None) is None and isinstance(error, QueueFull):
+            # There was no room for it, or for all of its items, so nobody has counted it yet.
+            self.log.arrive(now)
+        if ended.id:
             self.log.keep(None if terms.tenant is None else terms.tenant.name, ended)
         if self.spans is not None:
             self.spans.items(self.name, self.task, ended, terms)

@@ -3,6 +3,7 @@
 import heapq
 import re
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import takewhile
@@ -34,6 +35,8 @@ _MOST_ENDED, _MOST_OF_ALL = 1000, 4000
 # Of a flood of refused requests so many a second are kept, so that they go back for four minutes: what is told of the
 # past is less.
 _MOST_REFUSED, _REFUSED_PER_S = 4000, 16
+# How many came is counted by the second, for so many seconds: for longer than those go back.
+_COUNTED_S = 256
 # For whoever follows the log: as many as come to a busy model between two looks.
 _MOST_LATEST = 4096
 # What `new_id` makes, and what is put behind it where a request has several sequences.
@@ -115,34 +118,93 @@ class _Ended(dict[str | None, deque[EndedRequest]]):
         return line
 
 
+class _Index:
+    """Where the requests of one line are, by whatever they may be asked for."""
+
+    def __init__(self) -> None:
+        # The parts of each request, by its id; of one for items, which has no parts, by that of its first item.
+        self._parts: dict[str, list[EndedRequest]] = {}
+        # The numbers of these first items, in order, by what their ids begin with.
+        self._firsts: dict[str, list[int]] = {}
+
+    def add(self, ended: EndedRequest) -> None:
+        """Find it from now on."""
+        self._parts.setdefault(request_of(ended.id), []).append(ended)
+        if (item := numbered(ended.id)) is not None:
+            insort(self._firsts.setdefault(item[0], []), item[1])
+
+    def remove(self, ended: EndedRequest) -> None:
+        """Find it no longer."""
+        name = request_of(ended.id)
+        parts = self._parts[name]
+        parts.remove(ended)
+        if not parts:
+            del self._parts[name]
+        if (item := numbered(ended.id)) is not None:
+            firsts = self._firsts[item[0]]
+            del firsts[bisect_left(firsts, item[1])]
+            if not firsts:
+                del self._firsts[item[0]]
+
+    def find(self, request_id: str) -> list[EndedRequest]:
+        """The one of this id, all parts of a request, or that which an item belonged to."""
+        if (item := numbered(request_id)) is not None:
+            firsts = self._firsts.get(item[0], [])
+            at = bisect_right(firsts, item[1]) - 1
+            found = self._parts[f"{item[0]}{firsts[at]}"] if at >= 0 else []
+            return [each for each in found if item[1] < firsts[at] + each.count]
+        name = request_of(request_id)
+        return [each for each in self._parts.get(name, []) if request_id in (name, each.id)]
+
+
 class RequestLog(Generic[LiveT]):
     """The requests of one model by tenant, and in that by id. Everything happens on one event loop.
 
-    Whoever serves them writes into `live` and `ended`; what is asked takes no longer for the requests of others.
+    Whoever serves them says when one begins and ends; what is asked takes no longer for the requests of others.
     `latest` are those that were kept last, in that order and with their tenants; `num_kept` counts all that ever were.
-    `refused` are the last for which there was no room, of a flood an even sample.
+    `refused` are the last for which there was no room, of a flood an even sample; `came` counts all by the second,
+    with room or without.
     """
 
     def __init__(self) -> None:
         self.live: defaultdict[str | None, dict[str, LiveT]] = defaultdict(dict)
         self.ended = _Ended()
+        self._index: defaultdict[str | None, _Index] = defaultdict(_Index)
+        self.came: dict[int, int] = {}
         self.latest: deque[tuple[str | None, EndedRequest]] = deque(maxlen=_MOST_LATEST)
         self.num_kept = 0
         self.refused: deque[RefusedRequest] = deque(maxlen=_MOST_REFUSED)
 
+    def arrive(self, moment: float) -> None:
+        """Count one that came."""
+        second, came = int(moment), self.came
+        came[second] = came.get(second, 0) + 1
+        if len(came) > _COUNTED_S:
+            del came[next(iter(came))]
+
+    def begin(self, owner: str | None, request_id: str, live: LiveT) -> None:
+        """Have one that was let in among the live ones."""
+        self.live[owner][request_id] = live
+        self.arrive(live.arrival)
+
     def keep(self, owner: str | None, ended: EndedRequest) -> None:
         """Keep one that ended, in order: of a client that reads slowly it is heard when others have long ended."""
-        line = self.ended[owner]
+        line, index = self.ended[owner], self._index[owner]
         later: list[EndedRequest] = []
         while line and line[-1].ended > ended.ended:
             later.append(line.pop())
+        index.add(ended)
+        if len(line) + len(later) == line.maxlen:
+            # A full line drops its oldest, which may be this one.
+            index.remove(line[0] if line else ended)
         line.append(ended)
         line.extend(reversed(later))
         self.latest.append((owner, ended))
         self.num_kept += 1
 
     def refuse(self, request: RefusedRequest) -> None:
-        """Keep one for which there was no room."""
+        """Count one for which there was no room, and keep it if no more of these came than can be kept."""
+        self.arrive(request.arrival)
         kept, now = self.refused, request.arrival
         flood = len(kept) >= _REFUSED_PER_S and kept[-_REFUSED_PER_S].arrival > now - 1
         if not flood or now - kept[-1].arrival >= 1 / _REFUSED_PER_S:
@@ -170,13 +232,9 @@ class RequestLog(Generic[LiveT]):
 
     def find_ended(self, viewer: Viewer, request_id: str) -> list[EndedRequest]:
         """What is kept of the one of this id, of all parts of a request, or of that which an item belonged to."""
-        if (item := numbered(request_id)) is not None:
-            return [each for each in self.ended_of(viewer) if _had(each, *item)]
-        is_whole = REQUEST_ID.fullmatch(request_id) is not None
-        parts = f"{request_id}-"
-        return [
-            each for each in self.ended_of(viewer) if each.id == request_id or (is_whole and each.id.startswith(parts))
-        ]
+        since, names = time.monotonic() - KEPT_S, self._index if viewer.sees_all else [viewer.name]
+        lines = [self._index[name].find(request_id) for name in names if name in self._index]
+        return sorted((each for line in lines for each in line if each.ended >= since), key=_ended, reverse=True)
 
 
 def refused_at_once(request: Request) -> EndedRequest:
@@ -192,12 +250,13 @@ def refused_at_once(request: Request) -> EndedRequest:
     )
 
 
+def request_of(part_id: str) -> str:
+    """The id of the request that a sequence or an item is a part of."""
+    found = REQUEST_ID.match(part_id)
+    return part_id if found is None else found[0]
+
+
 def numbered(item_id: str) -> tuple[str, int] | None:
     """What an item's id begins with, which all of its model have in common, and its number; None of another id."""
     found = _ITEM_ID.fullmatch(item_id)
     return None if found is None else (found[1], int(found[2]))
-
-
-def _had(ended: EndedRequest, prefix: str, number: int) -> bool:
-    """Whether an item was one of a request's, of which the id is that of the first."""
-    return ended.id.startswith(prefix) and 0 <= number - int(ended.id.removeprefix(prefix)) < ended.count

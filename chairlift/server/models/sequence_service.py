@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from chairlift import __version__
+from chairlift.config.sequences import SequenceConfig
 from chairlift.config.server import ServerConfig
 from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request, Unservable, fan_out, possible_words
@@ -25,6 +26,7 @@ from chairlift.server.metrics.sequences import SequenceMetrics
 from chairlift.server.models.request_log import EndedRequest, RefusedRequest, RequestLog, refused_at_once
 from chairlift.server.models.request_size import count_sequences
 from chairlift.server.models.sequence_client_view import SequenceClientView
+from chairlift.server.models.settings_history import SettingsHistory
 from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.model_dialect import ModelDialect
 from chairlift.text.stop import StopAutomaton
@@ -91,6 +93,7 @@ class SequenceService:
         self.config = config
         self.created = int(time.time())
         self.log: RequestLog[Sample] = RequestLog()
+        self.former: SettingsHistory[SequenceConfig] = SettingsHistory()
         self.recorders: list[TraceNotes] = []
         self.spans: RequestSpans | None = None
         self.metrics = SequenceMetrics(model if version == "1" else f"{model}:{version}", client)
@@ -116,6 +119,11 @@ class SequenceService:
         except QueueFull:
             self.log.refuse(RefusedRequest(terms.owner, time.monotonic(), terms.priority, False))
             raise
+
+    def retune(self, config: SequenceConfig) -> None:
+        """Go by other settings, as far as they may change while the model runs."""
+        self.former.note(self.client.config, time.monotonic())
+        self.client.retune(config)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -334,7 +342,7 @@ class Sample:
         if self._place is not None:
             self._place.add_sequence()
         self._log = log
-        log.live[self.owner][stream.request.id] = self
+        log.begin(self.owner, stream.request.id, self)
 
     @property
     def arrival(self) -> float:
@@ -477,14 +485,8 @@ async def pieces(
 
 
 def _reason_of(error: ChairliftError) -> FinishReason:
-    match error:
-        case QueueFull():
-            return FinishReason.SHED
-        case InvalidRequest():
-            return FinishReason.INVALID
-        case DeadlineExceeded():
-            return FinishReason.LATE
-    return FinishReason.ERROR
+    kinds = {QueueFull: FinishReason.SHED, InvalidRequest: FinishReason.INVALID, DeadlineExceeded: FinishReason.LATE}
+    return next((reason for kind, reason in kinds.items() if isinstance(error, kind)), FinishReason.ERROR)
 
 
 def close_all(samples: Sequence[Sample], reason: FinishReason = FinishReason.ABORT) -> None:

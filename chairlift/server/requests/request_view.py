@@ -8,7 +8,7 @@ import msgspec
 
 from chairlift.core.decision import Reason
 from chairlift.core.sequences.overload import Foreseen, ForeseenMoment
-from chairlift.server.models.request_log import PART_ID, REQUEST_ID, EndedRequest
+from chairlift.server.models.request_log import PART_ID, EndedRequest, request_of
 
 # Of one's own requests that are ahead, so many are named.
 MOST_NAMED = 16
@@ -135,12 +135,6 @@ WHY_WAITING: dict[str, str] = {
     Reason.BATCH: "it waits for enough others to be computed with",
     Reason.LIVE: "it is in the background, and gives way to requests that somebody waits for",
 }
-
-
-def request_of(part_id: str) -> str:
-    """The id of the request that a sequence or an item is a part of."""
-    found = REQUEST_ID.match(part_id)
-    return part_id if found is None else found[0]
 
 
 def without_others(text: str, own: Container[str]) -> str:

@@ -10,7 +10,7 @@ from chairlift.core.decision import Reason
 from chairlift.core.sequences.standing import SequenceState, Standing
 from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.engine.sequences.client import Stream
-from chairlift.server.models.request_log import EndedRequest, Viewer
+from chairlift.server.models.request_log import EndedRequest, Viewer, request_of
 from chairlift.server.models.sequence_service import Sample, SequenceService
 from chairlift.server.requests.request_view import (
     MOST_NAMED,
@@ -23,7 +23,6 @@ from chairlift.server.requests.request_view import (
     created_at,
     ended_view,
     predicted,
-    request_of,
     without_others,
 )
 
@@ -158,7 +157,9 @@ def ended_views(service: SequenceService, ended: Iterable[EndedRequest]) -> list
     views = []
     for each in ended:
         view = ended_view(each, service.name, "sequence", show_cached)
-        view.hints = _hints(each, service.client.config, show_cached)
+        # Of a wait those settings tell which held when it began.
+        config = service.former.at(each.ended - (each.total_s or 0.0), service.client.config)
+        view.hints = _hints(each, config, show_cached)
         views.append(view)
     return views
 

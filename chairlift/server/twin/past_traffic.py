@@ -4,17 +4,19 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
+from math import ceil, floor, inf
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
+from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
-from chairlift.plan.seen_traffic import SeenRequest, SeenStep, quiet_moment
+from chairlift.plan.seen_traffic import AllArrivals, SeenRequest, SeenStep, quiet_moment
 from chairlift.plan.what_if import Change, ItemQuestion, SequenceQuestion
 from chairlift.runners.items import TEXT_TASKS, ItemInfo
 from chairlift.server.http.api_errors import ApiError
@@ -52,7 +54,8 @@ class Past(NamedTuple):
 
     `ended` are those of each tenant, the last one last; `known` is the moment from which on none of a tenant's is
     missing, if that is known; `steps` are those of a language model, or another's calls. `live` are those that have not
-    ended, and `refused` those that were never let in. Of each tenant it has a number.
+    ended, and `refused` a sample of those that were never let in; `came` counts all by the second. Of each tenant it
+    has a number.
     """
 
     now: float
@@ -60,6 +63,7 @@ class Past(NamedTuple):
     ended: list[tuple[int, list[EndedRequest]]]
     live: list[_Kept]
     refused: list[RefusedRequest]
+    came: dict[int, int]
     numbers: "_Numbers"
     known: float | None
     steps: list[Any]
@@ -81,19 +85,24 @@ class _Window(NamedTuple):
         return next((index for index, each in enumerate(self.kept) if each.id == request_id), None)
 
 
-def past_of(service: SequenceService | ItemService) -> Past:
-    """Copy what is known of a model; quick, as it belongs to the event loop, and what follows does not."""
+def past_of(service: SequenceService | ItemService, moment: float = inf) -> Past:
+    """Copy what is known of a model, with the settings that it had at a moment, by default those of now.
+
+    It is quick, as it belongs to the event loop, and what follows does not.
+    """
     lines = service.log.ended.values()
     known = max((line[0].ended for line in lines if len(line) == line.maxlen), default=None)
     if isinstance(service, SequenceService):
-        of: SequenceQuestion | ItemQuestion = _of_sequences(service)
+        config = service.former.at(moment, service.client.config)
+        of: SequenceQuestion | ItemQuestion = _of_sequences(service, config)
         steps: list[Any] = list(service.metrics.steps)
     else:
-        of, steps = _of_items(service.dispatcher, service.loaded()), list(service.metrics.calls)
+        limits = service.former.at(moment, service.dispatcher.limits)
+        of, steps = _of_items(service.dispatcher, service.loaded(), limits), list(service.metrics.calls)
     numbers = _Numbers()
     ended = [(numbers[name], list(line)) for name, line in service.log.ended.items()]
-    live, refused = list(_live(service, numbers)), list(service.log.refused)
-    return Past(time.monotonic(), of, ended, live, refused, numbers, known, steps)
+    live, refused, came = list(_live(service, numbers)), list(service.log.refused), dict(service.log.came)
+    return Past(time.monotonic(), of, ended, live, refused, came, numbers, known, steps)
 
 
 class _Numbers(dict[str | None, int]):
@@ -112,6 +121,20 @@ def lately(past: Past, changes: list[Change], least: int = LEAST_ANSWERED) -> Se
         message = f"{answered} requests came and were answered within the last {WINDOW_S:g} s"
         raise _too_little(f"{message}, and to say anything takes {least}")
     return _question(past, window, changes, None)
+
+
+def all_arrivals(past: Past, listed: Sequence[SeenRequest]) -> AllArrivals | None:
+    """Count all that came while these did, in order of arrival; None where that was within a second.
+
+    These may be a sample: many refused requests are thinned, and some are known by their number alone.
+    """
+    begin, end = ceil(listed[0].arrival), floor(listed[-1].arrival)
+    if begin >= end:
+        return None
+    num_listed = sum(begin <= each.arrival < end for each in listed)
+    counted = sum(count for second, count in past.came.items() if begin <= second < end)
+    # Of items that wait each is listed for itself, whether it came alone or not.
+    return AllArrivals(requests=max(counted, num_listed), listed=num_listed, seconds=end - begin)
 
 
 def around(past: Past, ended: EndedRequest, changes: list[Change]) -> SequenceQuestion | ItemQuestion:
@@ -184,14 +207,15 @@ def _numbered(number: int, line: Iterable[EndedRequest]) -> Iterator[tuple[int, 
 
 
 def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
-    """A sequence that ended; None if it never ran, unless it was refused after a while."""
+    """A sequence that ended; None if it never ran, unless it was refused after a while, or at its deadline."""
     if each.total_s is None or each.prompt_tokens is None:
         return None
     arrival = each.ended - each.total_s
-    held = each.hold_updates
-    if each.prefill_s is None and each.finish_reason == FinishReason.SHED.value:
+    held, late = each.hold_updates, each.finish_reason == FinishReason.LATE.value
+    timeout = each.total_s if late else None
+    if each.prefill_s is None and (late or each.finish_reason == FinishReason.SHED.value):
         about = tenant, 0, each.priority, each.background, False, None, None, each.ended, each.max_tokens
-        return SeenRequest(arrival, each.prompt_tokens, 0, *about, refused=True, hold_updates=held)
+        return SeenRequest(arrival, each.prompt_tokens, 0, *about, refused=True, hold_updates=held, timeout=timeout)
     if each.prefill_s is None:
         return None
     scheduled = arrival + (each.queued_s or 0.0)
@@ -209,6 +233,7 @@ def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
         each.ended,
         each.max_tokens,
         hold_updates=held,
+        timeout=timeout,
     )
 
 
@@ -305,9 +330,9 @@ def _calls(calls: Sequence[RecentCall], kept: Sequence[_Kept], limits: BatchLimi
     return found
 
 
-def _of_sequences(service: SequenceService) -> SequenceQuestion:
+def _of_sequences(service: SequenceService, config: SequenceConfig) -> SequenceQuestion:
     """What a question about a language model says of it, before there is any traffic."""
-    config, info = service.client.config, service.client.info
+    info = service.client.info
     if info is None:
         raise _too_little(f"`{service.name}` has not been loaded")
     profile = SequenceProfile(
@@ -335,13 +360,13 @@ def _of_sequences(service: SequenceService) -> SequenceQuestion:
     )
 
 
-def _of_items(dispatcher: Dispatcher, info: ItemInfo) -> ItemQuestion:
+def _of_items(dispatcher: Dispatcher, info: ItemInfo, limits: BatchLimits) -> ItemQuestion:
     """What a question about another model says of it, before there is any traffic."""
     return ItemQuestion(
         requests=[],
         changes=[],
         since=0.0,
-        limits=dispatcher.limits,
+        limits=limits,
         instances=len(dispatcher.executors),
         ahead=dispatcher.sends_ahead,
         sized=info.task in TEXT_TASKS,

@@ -36,13 +36,11 @@ class Tuning:
         self._models, self._twin, self._window_s = models, twin, window_s
         self._every = config.tune_every_s
         self._share = config.tune_cpu_share * usable_cpus()
-        # For each model that is on trial, from when on it can be judged.
-        self._judged_from: dict[SequenceService, float] = {}
 
     async def run(self) -> None:
         """Tune until this is cancelled."""
         while True:
-            await asyncio.sleep(self._every)
+            await self._rest(self._every)
             for service in self._tuned():
                 try:
                     cpu_s = await self.look_at(service)
@@ -50,20 +48,29 @@ class Tuning:
                     log.exception("%s: the tuner failed; its settings stay as they are", service.name)
                     self._take_back_in_time(service, "the tuner failed")
                     cpu_s = MOST_S
-                await asyncio.sleep(cpu_s / self._share)
+                await self._rest(cpu_s / self._share)
+
+    async def _rest(self, seconds: float) -> None:
+        """Ask nothing for so long, which may be long on few processors; see that no change is on trial for ever."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self._every))
+            for service in self._tuned():
+                self._take_back_in_time(service, "there was no time to ask the twin")
 
     def _tuned(self) -> list[SequenceService]:
-        """Those of the models that are to be tuned and serve."""
+        """Those of the models that are to be tuned and serve, first of all those with a change on trial."""
         found = [each for each in self._models.all() if isinstance(each, SequenceService)]
-        self._judged_from = {each: moment for each, moment in self._judged_from.items() if each in found}
-        return [each for each in found if each.client.config.tunes and each.ready]
+        found = [each for each in found if each.client.config.tunes and each.ready]
+        return sorted(found, key=lambda each: each.metrics.tuner is None or not each.metrics.tuner.on_trial)
 
     async def look_at(self, service: SequenceService) -> float:
         """One round of one model; return the processor time that it took, in seconds."""
         metrics = service.metrics
         tuner = metrics.tuner = metrics.tuner or Tuner(service.client.config)
         asked_of = tuner.config
-        if tuner.on_trial and time.monotonic() < self._judged_from.get(service, 0.0):
+        # Whoever changed them, what came under other settings says nothing of these.
+        if time.monotonic() < service.former.last_change + self._window_s:
             return 0.0
         try:
             past, changes = past_of(service), [Change(config=each) for each in tuner.alternatives()]
@@ -90,16 +97,14 @@ class Tuning:
         tuner = service.metrics.tuner
         if tuner is None or not tuner.on_trial:
             return
-        late_s = (_WINDOWS - 1) * self._window_s
-        if time.monotonic() >= self._judged_from.get(service, 0.0) + late_s:
+        if time.monotonic() >= service.former.last_change + _WINDOWS * self._window_s:
             reason = f"for {_WINDOWS * self._window_s:g} s nothing could judge it: {problem}"
             self._carry_out(service, tuner, tuner.give_up(reason))
 
     def _carry_out(self, service: SequenceService, tuner: Tuner, decision: TuningDecision) -> None:
         log.log(logging.DEBUG if decision.setting is None else logging.INFO, "%s: %s", service.name, decision.reason)
         if tuner.config is not service.client.config:
-            service.client.retune(tuner.config)
-            self._judged_from[service] = time.monotonic() + self._window_s
+            service.retune(tuner.config)
 
 
 def _with_memory(question: Question) -> Question:

@@ -9,7 +9,8 @@ from chairlift.config.sequences import SequenceConfig
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.sequences.strategy import STRATEGIES
 from chairlift.plan.sequence_candidates import with_strategy
-from chairlift.plan.what_if import Change, WhatIfAnswer
+from chairlift.plan.what_if import Change, SequenceQuestion, WhatIfAnswer
+from chairlift.server.http.api_errors import ApiError
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.request_log import EndedRequest, Viewer
 from chairlift.server.models.sequence_service import SequenceService
@@ -38,12 +39,18 @@ class _Alternative(NamedTuple):
 async def what_if(
     twin: Twin, viewer: Viewer, service: SequenceService | ItemService, ended: EndedRequest
 ) -> WhatIfView:
-    """What would have made a viewer's request faster that was answered. Raises as `around` and `Twin.ask`."""
-    if isinstance(service, SequenceService):
-        tried = list(_of_sequence(service.client.config, ended))
-    else:
-        tried = list(_of_items(service.dispatcher.limits))
-    past, changes = past_of(service), [each.change for each in tried]
+    """What would have made a viewer's request faster that was answered.
+
+    Raises ApiError (409) if settings changed while it was there, and as `around` and `Twin.ask`.
+    """
+    arrival = ended.ended - (ended.total_s or 0.0)
+    if not service.former.steady(arrival, ended.ended):
+        problem = f"the settings of `{service.name}` changed while it was there, so nothing else can be told from it"
+        raise ApiError(409, problem, code="settings_changed")
+    past = past_of(service, arrival)
+    of = past.of
+    tried = list(_of_sequence(of.config, ended) if isinstance(of, SequenceQuestion) else _of_items(of.limits))
+    changes = [each.change for each in tried]
     _, answer = await twin.ask(lambda: around(past, ended, changes), viewer)
     return _view(answer, tried, ended.total_s or 0.0)
 
