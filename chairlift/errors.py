@@ -99,7 +99,7 @@ def looking_at(path: Path) -> Iterator[None]:
 
 
 class DownloadFailed(ChairliftError):
-    """A model of the Hub could not be had whole; the message says why. Files that came whole are kept."""
+    """A model of the Hub could not be had whole; the message says why, and what is kept of it."""
 
 
 class StaleLibrary(ChairliftError):

@@ -9,6 +9,7 @@ from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
+from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
 from chairlift.gguf.architectures import ARCHITECTURES, WITH_EXPERTS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
@@ -54,7 +55,7 @@ KNOWN = {
     "cohere": "Command R, Aya 23 and Expanse 8B",
     "cohere2": "Command R7B, Command A",
     "gpt_neox": "Pythia, GPT-NeoX 20B, Dolly 2",
-    "falcon": "Falcon 7B, 40B, 11B (those with slopes instead of positions are refused)",
+    "falcon": "Falcon 7B, 40B, 11B (those with slopes instead of positions, by `alibi`, are refused)",
     "opt": "OPT, but the one of 350m",
     "gpt2": "GPT-2, DistilGPT2",
     "gpt_bigcode": "SantaCoder, StarCoder 1",
@@ -110,10 +111,7 @@ SEEING = {
     "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
     "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
 }
-REFUSED = {
-    "an attention that chooses what it looks at (DeepSeek V3.2, GLM 5)": "there is no kernel for it",
-    "layers that share one attention (Zamba)": "their attention can't be taken over",
-    "slopes instead of positions (BLOOM, MPT)": "their attention can't be taken over",
+REFUSED = {f"{what} ({', '.join(models.values())})": why for what, why, models in REFUSED_FAMILIES} | {
     "images and sound": "only texts go in",
     "quantized folders of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
     "quantized folders with several experts in a tensor (but gpt-oss's MXFP4)": _NOT_READ,

@@ -23,7 +23,7 @@ from chairlift.hub.cache import gigabytes
 from chairlift.hub.name import hub_name
 from chairlift.hub.resolve import refuse_revision
 from chairlift.runners.check_model import check_model
-from chairlift.runners.decoder.config import DecoderConfig, read_any_config, read_config
+from chairlift.runners.decoder.config import DecoderConfig, computed_dtype, read_any_config, read_config
 from chairlift.runners.decoder.kv_memory import num_kv_blocks
 from chairlift.runners.encoder.config import EncoderConfig, read_encoder_config
 from chairlift.runners.host_memory import host_available_bytes
@@ -35,9 +35,12 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # What packed files have their other tensors in.
 _PLAIN_BYTES = 2
 # Bytes of a number, with what groups of 4 bits have besides.
-_WEIGHTS = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 16}
-# Of bfloat16 and int8: bytes of a number, and of the scale of a head's.
-_CACHES = {"bfloat16": (2, 0), "int8": (1, 4)}
+_WEIGHTS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 1 / 16}
+# Bytes of a number, and of a head's scale.
+_CACHES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
+_COMPUTED = ("float32", "bfloat16")
+# Of the type that is served where no setting names one.
+_AUTO = ' (dtype "auto")'
 _TOKENIZER = "tokenizer.json"
 _MODEL = "a Hugging Face folder, a .gguf file, or a name of the Hub, whose small JSON files are downloaded"
 # Tokens of requests, to say how many there may be at once.
@@ -80,15 +83,16 @@ class _LookedUp(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """How many numbers are in memory of a model, and how many of them, the embedding's, stay in 16 bits however the
-    others are rounded."""
+    """How many numbers are in memory of a model, and how many of them, the embedding's, stay in the type that it is
+    computed in however the others are rounded."""
 
     numbers: int
     plain: int
 
-    def bytes(self, size: float) -> int:
-        """Of those, each of the others of so many bytes."""
-        return round(size * max(self.numbers - self.plain, 0)) + 2 * self.plain
+    def bytes(self, kind: str, computed: str) -> int:
+        """Of those, where the others are of a kind of `_WEIGHTS`; where that is rounded, the model is `computed` so."""
+        plain = _WEIGHTS[kind if kind in _COMPUTED else computed]
+        return round(_WEIGHTS[kind] * max(self.numbers - self.plain, 0)) + round(plain * self.plain)
 
 
 def about(found: _LookedUp) -> Rows:
@@ -101,13 +105,14 @@ def about(found: _LookedUp) -> Rows:
     if isinstance(config, DecoderConfig):
         return _of_sequences(found, config)
     raw = read_model_json(folder)
+    # A head that is the embedding is packed besides.
+    held = _held(found, _embedding(raw), is_copied=_is_tied(raw))
     return [
         ("model", f"{config.model_type}: writes texts"),
         ("computed by", "transformers' modules, with our attention and products, if all of them can be taken over"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
-        # A head that is the embedding is packed besides.
-        *_of_weights(found, _held(found, _embedding(raw), is_copied=_is_tied(raw)), host_available_bytes()),
+        *_of_weights(found, held, host_available_bytes(), computed_dtype("auto", config)),
     ]
 
 
@@ -116,22 +121,22 @@ def _of_sequences(found: _LookedUp, config: DecoderConfig) -> Rows:
     # Of a head that is the embedding rows are looked up too, unless these are centred and those are not.
     is_centred = config.family.norm_kind != "rms"
     embedding = config.vocab_size * config.hidden_size if is_centred or not config.tied else 0
-    held = _held(found, embedding, is_copied=config.tied)
+    held, computed = _held(found, embedding, is_copied=config.tied), computed_dtype("auto", config)
     rows = [
         ("model", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}: writes texts"),
         ("computed by", "native kernels"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
-        *_of_weights(found, held, free),
+        *_of_weights(found, held, free, computed),
     ]
     for name, (itemsize, scale) in _CACHES.items():
-        each = config.kv_bytes_per_token(itemsize, scale)
+        each, mark = config.kv_bytes_per_token(itemsize, scale), _AUTO if name == computed else ""
         settings = SequenceConfig(model=str(found.folder))
-        beside = free - (0 if held is None else held.bytes(2))
+        beside = free - (0 if held is None else held.bytes(name if name in _COMPUTED else computed, computed))
         try:
             blocks = num_kv_blocks(settings, config.max_positions, each, max(beside, 0))
         except ConfigError as error:
-            rows.append((f"{name} KV cache", str(error)))
+            rows.append((f"{name} KV cache", f"{error}{mark}"))
             continue
         tokens = blocks * settings.block_size
         at_once = {length: min(tokens // length, settings.slots) for length in (*_LENGTHS, config.max_positions)}
@@ -139,7 +144,7 @@ def _of_sequences(found: _LookedUp, config: DecoderConfig) -> Rows:
             f"{count} of {length:,}" for length, count in at_once.items() if length <= config.max_positions
         )
         room = f"{tokens:,} tokens in {gigabytes(blocks * settings.block_size * each)}"
-        rows.append((f"{name} KV cache", f"{each:,} bytes a token; {room}; sequences at once: {fits} tokens"))
+        rows.append((f"{name} KV cache", f"{each:,} bytes a token{mark}; {room}; sequences at once: {fits} tokens"))
     return rows
 
 
@@ -182,11 +187,15 @@ def _held(found: _LookedUp, embedding: int, is_copied: bool = False) -> _Held | 
     return _Held(found.numbers + (embedding if is_copied else 0), embedding)
 
 
-def _of_weights(found: _LookedUp, held: _Held | None, free: int) -> Rows:
+def _of_weights(found: _LookedUp, held: _Held | None, free: int, computed: str | None = None) -> Rows:
+    """What weights take in each type, the one marked that is `computed` unasked; None where the processor decides."""
     where = f"{gigabytes(free)} of this machine, for device cpu; a GPU's is not looked at"
     if held is None:
         return [("weights", "the Hub does not say how long they are"), ("free memory", where)]
-    memory = ", ".join(f"{gigabytes(held.bytes(size))} in {name}" for name, size in _WEIGHTS.items())
+    memory = ", ".join(
+        f"{gigabytes(held.bytes(kind, computed or 'bfloat16'))} in {kind}{_AUTO if kind == computed else ''}"
+        for kind in _WEIGHTS
+    )
     return [("weights", f"about {memory}" if found.is_estimate else memory), ("free memory", where)]
 
 

@@ -48,6 +48,7 @@ from chairlift.folders.layer_rules import (
     window_if_set,
     window_if_used,
     window_per_layer,
+    window_without_rotation,
 )
 from chairlift.folders.tensor_names import (
     ERNIE,
@@ -155,6 +156,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         mlp_bias="mlp_bias",
         tied=True,
         rope_theta=2e6,
+        windows=window_without_rotation,
         rotated=rotated_but_every_fourth,
     ),
     "phi3": DecoderFamily(names=JOINT, rms_norm_eps=1e-5, windows=window_if_set, rotary_share=1.0),

@@ -7,15 +7,18 @@ from typing import Any
 from chairlift.folders.model_json import read_object
 
 
-def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """The texts of tokenizer_config.json's `bos_token`, `eos_token` and so on."""
-    found = {}
-    for key, value in tokenizer_config.items():
-        # Files hold a token as a string or as {"content": ...}.
-        text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            found[key] = text
-    return found
+def special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """The texts of tokenizer_config.json's `bos_token`, `eos_token` and so on, and of those in special_tokens_map.json
+    that it does not have; one that it has as null is none."""
+    given = read_object(folder / "special_tokens_map.json") | tokenizer_config
+    named = {key: token_text(value) for key, value in given.items() if key.endswith("_token")}
+    return {key: text for key, text in named.items() if text is not None}
+
+
+def token_text(value: Any) -> str | None:
+    """A token's text, which files hold as it is or as {"content": ...}; None for anything else."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
 
 
 def end_token_ids(folder: Path, eos_token: str | None, token_to_id: Callable[[str], int | None]) -> tuple[int, ...]:

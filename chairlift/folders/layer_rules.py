@@ -78,6 +78,15 @@ def window_after(raw: Raw, num_layers: int) -> Windows:
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
+def window_without_rotation(raw: Raw, num_layers: int) -> Windows:
+    """SmolLM3: as `layer_types` say, or for the layers that are not rotated, if windows are used."""
+    if raw.get("layer_types") is not None:
+        return window_per_layer({"sliding_window": None, **raw}, num_layers)
+    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+    rotated = rotated_but_every_fourth(raw, (None,) * num_layers)
+    return tuple(None if each else window for each in rotated)
+
+
 def window_but(full: int, every: int, default: int = 4096, optional: bool = False) -> Callable[[Raw, int], Windows]:
     """Windows, `default` tokens unless said, but for one layer of so `every` many, the `full`-th of them.
 

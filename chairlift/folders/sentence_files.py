@@ -27,6 +27,10 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _DENSE_ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+# What makes scores of logits, as `SentenceFiles.activation` names it.
+_SCORE_ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid"}
+# By these of config.json it is known as well, and goes first.
+_PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 # What modules make a score of a language model's logits.
 _LOGIT_SCORE = ["Transformer", "LogitScore"]
 # Modules that make a weight of each word; the former are of folders saved before version 5.4.
@@ -102,7 +106,8 @@ class SentenceFiles:
     pooled vectors one after the other. `max_tokens` counts special tokens; None if the folder does not say. `prompts`
     go in front of texts, by name, and `default_prompt` names the one that is used unasked. Where texts are messages of
     a `chat`, a text is what a user says in it, a pair a query and a document, and a prompt what the system says.
-    `judges` is whether texts and pairs get scores or classes.
+    `judges` is whether texts and pairs get scores or classes. `activation` is what makes those of logits where files or
+    older fields of config.json say so: "sigmoid" or "none". Not of a `logit_score`, which vLLM makes a probability.
     """
 
     poolings: tuple[str, ...] = ()
@@ -115,6 +120,7 @@ class SentenceFiles:
     logit_score: LogitScore | None = None
     chat: ChatFormat | None = None
     judges: bool = False
+    activation: str | None = None
 
     @property
     def num_scores(self) -> int | None:
@@ -140,7 +146,8 @@ class SentenceFiles:
         prompts, default_prompt = _read_prompts(folder / "config_sentence_transformers.json")
         score = _read_logit_score(folder)
         judges = score is not None or _num_scores(stages) is not None
-        judges = judges or (not poolings and is_classifier(read_object(folder / "config.json")))
+        raw = {} if judges else read_object(folder / "config.json")
+        judges = judges or (not poolings and is_classifier(raw))
         heads = poolings == (SPLADE,) or (judges and not poolings)
         _check_modality(settings, "logits" if heads else "last_hidden_state", folder)
         return cls(
@@ -154,6 +161,7 @@ class SentenceFiles:
             score,
             _read_chat(settings, judges, score is not None),
             judges,
+            _read_activation(folder, raw) if judges and score is None else None,
         )
 
 
@@ -264,6 +272,28 @@ def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
             f"{path}: default_prompt_name {clip(repr(default), 80)} must be one of the prompts: {known}"
         )
     return prompts, default
+
+
+def _read_activation(folder: Path, raw: Mapping[str, Any]) -> str | None:
+    """What makes scores of logits by its file, or by what older versions put into a parsed config.json; None if neither
+    says. Raises UnsupportedModel for another function."""
+    if raw.get("problem_type") in _PROBLEM_TYPES:
+        return None
+    own = optional_object(raw, "sentence_transformers")
+    name = "config_sentence_transformers.json: activation_fn"
+    given = read_object(folder / "config_sentence_transformers.json").get("activation_fn")
+    if given is None and "activation_fn" in own:
+        name, given = "config.json: sentence_transformers.activation_fn", own["activation_fn"]
+    elif given is None:
+        name = "config.json: sbert_ce_default_activation_function"
+        given = raw.get("sbert_ce_default_activation_function")
+    if given is None:
+        return None
+    function = given.rsplit(".", 1)[-1] if isinstance(given, str) and given.startswith("torch.nn.") else None
+    if function not in _SCORE_ACTIVATIONS:
+        known = " and ".join(f"torch.nn.{each}" for each in _SCORE_ACTIVATIONS)
+        raise UnsupportedModel(f"{folder}: {name} {clip(repr(given), 80)} is not supported; {known} are")
+    return _SCORE_ACTIVATIONS[function]
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:

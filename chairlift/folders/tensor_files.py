@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,8 @@ _WORDS = (".qweight", ".weight_packed")
 _METADATA = "__metadata__"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = "pytorch_model*.bin"
+# Parts of the weights, by names that tell which each is, from 1 on, and how many there are.
+_PART = re.compile(r"(model(?:\.safetensors)?-)([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
 
 
 class _Tensor(msgspec.Struct):
@@ -37,10 +41,13 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
+        if parts := _parts_of(folder):
+            return parts
         if pickled := sorted(folder.glob(_PICKLED)):
             problem = f"{folder} has {pickled[0].name}, which may run code when it is read"
             raise UnsupportedModel(f"{problem}; if you trust it, convert it: {conversion(folder)}")
-        raise UnsupportedModel(f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; only safetensors weights work")
+        problem = f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}, nor parts as model-00001-of-00002.safetensors"
+        raise UnsupportedModel(f"{problem}; only safetensors weights work")
     try:
         named = read_object(index).get("weight_map")
     except ConfigError as error:
@@ -52,6 +59,29 @@ def weight_files(folder: Path) -> list[Path]:
         if not file.is_file():
             raise UnsupportedModel(f"{index} names {file.name!r}, but that file is missing")
     return files
+
+
+def all_parts(where: object, names: Iterable[str]) -> list[str]:
+    """Of names of files those that are parts of the weights where no index says so, in their order; none if none is.
+
+    Raises UnsupportedModel, naming the place, unless they are all parts of one whole.
+    """
+    found = sorted(filter(None, map(_PART.fullmatch, names)), key=lambda part: (int(part[2]), part[0]))
+    if not found:
+        return []
+    first, count = found[0], int(found[0][3])
+    which = f"and no {WEIGHTS_INDEX} that names those of the model"
+    other = next((part[0] for part in found if (part[1], part[3]) != (first[1], first[3])), None)
+    if other is not None:
+        raise UnsupportedModel(f"{where} has {first[0]!r} and {other!r}, parts of different weights, {which}")
+    there = {int(part[2]) for part in found}
+    missing = next((number for number in range(1, count + 1) if number not in there), None)
+    if missing is not None:
+        name = f"{first[1]}{missing:0{len(first[2])}}-of-{first[3]}.safetensors"
+        raise UnsupportedModel(f"{where} has {first[0]!r}, but not its other part {name!r}")
+    if len(found) > count:
+        raise UnsupportedModel(f"{where} has {len(found)} files that are called parts of {count}, {which}")
+    return [part[0] for part in found]
 
 
 def conversion(folder: Path | str) -> str:
@@ -70,10 +100,21 @@ def count_numbers(folder: Path) -> int | None:
     None if there are no such files. Raises UnsupportedModel if one is missing, ConfigError for one that is none.
     """
     # Not pipes, which would be waited for.
-    if not ((folder / WEIGHTS).is_file() or (folder / WEIGHTS_INDEX).is_file()):
+    if not (names_weights(folder) or _parts_of(folder)):
         return None
     in_word = 32 // _bits(folder)
     return sum(_numbers_in(path, in_word) for path in weight_files(folder))
+
+
+def names_weights(folder: Path) -> bool:
+    """Whether a folder tells what its weights are in as other programs expect it: by one file's name, or an index."""
+    return (folder / WEIGHTS).is_file() or (folder / WEIGHTS_INDEX).is_file()
+
+
+def _parts_of(folder: Path) -> list[Path]:
+    """The parts of a folder's weights, by their names."""
+    names = [path.name for path in folder.glob("model*.safetensors") if path.is_file()]
+    return [folder / name for name in all_parts(folder, names)]
 
 
 def _bits(folder: Path) -> int:

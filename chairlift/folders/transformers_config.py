@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES
@@ -32,6 +32,7 @@ _LEFT_OUT = {
         "max_position_embeddings": 131072,
     },
 }
+_NOT_TAKEN_OVER = "their attention can't be taken over"
 # Tokens of a sequence where a model has states alone, and so no bound.
 _UNBOUNDED = 32768
 # Layers with keys and values, those with states, those with both, and those that only have an MLP.
@@ -41,6 +42,27 @@ _LAYERS_KNOWN = {
     *("hybrid", "hybrid_sliding"),
     *("mlp", "moe"),
 }
+
+
+class Refused(NamedTuple):
+    """Families that can't be served: what they have, why that is refused, and their models by `model_type`."""
+
+    what: str
+    why: str
+    models: Mapping[str, str]
+
+
+# Those that the checks at loading would refuse: said by config.json, before any weights are read. docs/models.md is
+# written from this.
+REFUSED = (
+    Refused(
+        "an attention that chooses what it looks at",
+        "there is no kernel for it",
+        {"deepseek_v32": "DeepSeek V3.2", "glm_moe_dsa": "GLM 5"},
+    ),
+    Refused("layers that share one attention", _NOT_TAKEN_OVER, {"zamba": "Zamba", "zamba2": "Zamba 2"}),
+    Refused("slopes instead of positions", _NOT_TAKEN_OVER, {"bloom": "BLOOM", "mpt": "MPT"}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,7 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     name = raw.get("model_type")
     if not isinstance(name, str) or not name:
         raise UnsupportedModel(f"model_type {name!r} is not supported; these are: {', '.join(FAMILIES)}")
+    _refuse_known(raw, name)
     if find_spec("transformers") is None:
         raise UnsupportedModel(
             f"model_type {name!r} is not supported by native kernels, which know {', '.join(FAMILIES)}; "
@@ -87,6 +110,17 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
         max_positions=_UNBOUNDED if recurrent else _max_positions(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
+
+
+def _refuse_known(raw: Mapping[str, Any], name: str) -> None:
+    """Raise UnsupportedModel for what transformers computes by an attention of its own, and nothing here does."""
+    for what, why, models in REFUSED:
+        if name in models:
+            raise UnsupportedModel(f"model_type {name!r} is not supported: it has {what}, and {why}")
+    if raw.get("alibi"):
+        raise UnsupportedModel(
+            f"alibi={raw['alibi']!r} is not supported: it has slopes instead of positions, and {_NOT_TAKEN_OVER}"
+        )
 
 
 def _is_known(model_type: str) -> bool:

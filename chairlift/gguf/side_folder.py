@@ -45,9 +45,8 @@ def folder_of(path: Path) -> Path:
         try:
             _make(folder, files, path)
         except OSError as error:
-            raise ConfigError(
-                f"model: what {path.name} has beside weights can't be kept in {folder}: {error}"
-            ) from error
+            problem = f"model: what {path.name} has beside weights can't be kept in {folder}: {error}"
+            raise ConfigError(f"{problem}; set XDG_CACHE_HOME to a folder that can be written to") from error
     return folder
 
 

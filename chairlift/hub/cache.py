@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from chairlift.errors import ConfigError, looking_at
+from chairlift.errors import ConfigError, DownloadFailed, looking_at
 from chairlift.folders.model_json import read_object
 from chairlift.hub.name import HubName
 from chairlift.hub.wanted import HubFile
@@ -71,10 +71,17 @@ class HubCache:
         known = file.sha256 or file.git_sha1
         return known is not None and is_here(self._blobs(repo) / known, file)
 
+    def begun(self, repo: str, file: HubFile) -> int:
+        """The bytes that are here of a file that did not come whole, and that its next download goes on from."""
+        path = self._incomplete(repo, file)
+        return path.stat().st_size if _goes_on(path, file) else 0
+
     def put(self, repo: str, commit: str, file: HubFile, write: Callable[[Path], None]) -> None:
         """Have a file in a commit's folder: what is here of the same hash, or else what `write` makes at a path.
 
         All names come from what the Hub said before: what it answers when the file itself is asked for names nothing.
+        A part may be at that path already, from a download that broke off; DownloadFailed from `write` says that what
+        came is none of the file.
         """
         # Only now: this import takes a good part of a second.
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
@@ -83,23 +90,31 @@ class HubCache:
         known = file.sha256 or file.git_sha1
         target = blobs / known if known else place
         # As other programs name it, which so wait for the file rather than download it as well.
-        lock = self.folder / ".locks" / self._repo(repo).name / f"{known or quote(file.name, safe='')}.lock"
+        lock = self.folder / ".locks" / self._repo(repo).name / f"{_label(file)}.lock"
         for folder in (blobs, place.parent, lock.parent):
             folder.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):
             if is_here(place, file):
                 return
             if not is_here(target, file):
-                # The same each time: of a process that is killed in the middle no more than one is left.
-                new = blobs / f"{blake2b(lock.name.encode(), digest_size=16).hexdigest()}.incomplete"
-                new.unlink(missing_ok=True)
-                try:
-                    write(new)
-                    os.replace(new, target)
-                finally:
-                    new.unlink(missing_ok=True)
+                self._make(self._incomplete(repo, file), target, file, write)
             if target != place:
                 _link(place, target)
+
+    def _make(self, new: Path, target: Path, file: HubFile, write: Callable[[Path], None]) -> None:
+        """Have `write` make a file, or the rest of it, and move it to its place."""
+        if not _goes_on(new, file):
+            new.unlink(missing_ok=True)
+        is_kept = file.goes_on
+        try:
+            write(new)
+            os.replace(new, target)
+        except DownloadFailed:
+            is_kept = False
+            raise
+        finally:
+            if not is_kept:
+                new.unlink(missing_ok=True)
 
     def add(self, name: HubName, commit: str, files: Sequence[HubFile]) -> Kept:
         """Note that all of these files are here and what they should be."""
@@ -175,9 +190,28 @@ class HubCache:
     def _repo(self, repo: str) -> Path:
         return self.folder / f"models--{repo.replace('/', '--')}"
 
+    def _incomplete(self, repo: str, file: HubFile) -> Path:
+        """Where a file is until all of it has come.
+
+        The same each time: of a process that is killed in the middle no more than one is left.
+        """
+        name = blake2b(f"{_label(file)}.lock".encode(), digest_size=16).hexdigest()
+        return self._blobs(repo) / f"{name}.incomplete"
+
     def _blobs(self, repo: str) -> Path:
         """Where the bytes of all commits' files are, each under its hash."""
         return self._repo(repo) / "blobs"
+
+
+def _label(file: HubFile) -> str:
+    """What locks know a file by."""
+    return file.sha256 or file.git_sha1 or quote(file.name, safe="")
+
+
+def _goes_on(path: Path, file: HubFile) -> bool:
+    """Whether at a path there is what a download can go on from."""
+    is_part = file.goes_on and path.is_file() and not path.is_symlink() and os.access(path, os.W_OK)
+    return is_part and path.stat().st_size <= (file.size or 0)
 
 
 def is_here(path: Path, file: HubFile) -> bool:

@@ -25,7 +25,11 @@ _CHUNK = 2**20
 _PATIENCE_S = 20.0
 
 _ANOTHER = "set HF_ENDPOINT to another mirror"
+_TOKEN = "renew or unset HF_TOKEN, or else the token that `hf auth login` keeps"
 _MAKE_ROOM = "make room, or set HF_HUB_CACHE to a folder on another disk"
+
+# The status for a range that begins at the end of what there is, or after it.
+_NOT_THAT_LONG = 416
 
 # It becomes part of a path.
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
@@ -111,8 +115,9 @@ class Hub:
         except RevisionNotFoundError:
             raise DownloadFailed(f"{name.repo} has no revision {name.revision!r}") from None
         except HfHubHTTPError as error:
-            problem = f"{self.endpoint} answers {error.response.status_code} to what it is asked of {name.repo}"
-            raise DownloadFailed(problem) from error
+            status = error.response.status_code
+            problem = f"{self.endpoint} answers {status} to what it is asked of {name.repo}"
+            raise DownloadFailed(f"{problem}{_way_out(status)}") from error
         except Exception as error:  # which transport there is, and so what it raises, depends on the library's version
             problem = f"{self.endpoint} can't be reached ({type(error).__name__}); HF_ENDPOINT names a mirror"
             raise DownloadFailed(problem) from error
@@ -152,7 +157,8 @@ class Hub:
         missing = [file for file in files if not is_here(folder / file.name, file)]
         # A file that another commit has too is only linked.
         downloads = [file for file in missing if not self.cache.has(name.repo, file)]
-        size, wanted = _total(downloads), _total(files)
+        size = _total(downloads) - sum(self.cache.begun(name.repo, file) for file in downloads)
+        wanted = _total(files)
         about = f"{name} ({commit[:12]}): {len(files)} files, {gigabytes(wanted)}"
         self._say(f"{about}, of which {gigabytes(size)} are to be downloaded to {self.cache.folder}")
         if downloads and (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:
@@ -175,15 +181,15 @@ class Hub:
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-        from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         def write(path: Path) -> None:
             url = hf_hub_url(name.repo, file.name, revision=commit, endpoint=self.endpoint)
             with _Bounded(path, *self._bound(name, file)) as opened:
-                http_get(url, opened, headers=build_hf_headers(), displayed_filename=file.name)
+                self._receive(url, opened, name, file)
 
         again = "files that came whole are kept, and the same command goes on with the others"
+        if file.goes_on:
+            again = "what came is kept, and the same command goes on from there"
         try:
             self.cache.put(name.repo, commit, file, write)
         except DownloadFailed:
@@ -194,10 +200,33 @@ class Hub:
         except GatedRepoError:
             raise DownloadFailed(self._gated(name)) from None
         except HfHubHTTPError as error:
-            problem = f"{self.endpoint} answers {error.response.status_code} to {file.name} of {name.repo}"
+            status = error.response.status_code
+            problem = f"{self.endpoint} answers {status} to {file.name} of {name.repo}{_way_out(status)}"
             raise DownloadFailed(f"{problem}; {again}") from error
         except Exception as error:
             raise DownloadFailed(f"{file.name} of {name.repo} did not come whole: {error}; {again}") from error
+
+    def _receive(self, url: str, opened: "_Bounded", name: HubName, file: HubFile) -> None:
+        """Have what is missing of an opened file, over as many connections as bring something.
+
+        The library takes up some that break, and not those that are reset.
+        """
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        while (begin := opened.tell()) != file.size:
+            try:
+                http_get(url, opened, resume_size=begin, headers=build_hf_headers(), displayed_filename=file.name)
+                return
+            except HfHubHTTPError as error:
+                if not begin or file.size is None or error.response.status_code != _NOT_THAT_LONG:
+                    raise
+                problem = f"{self.endpoint} has less of {file.name} of {name.repo} than the {file.size} bytes"
+                raise DownloadFailed(f"{problem} it told of; {_ANOTHER}") from None
+            except Exception as error:
+                if opened.tell() <= begin or not _is_of_network(error):
+                    raise
 
     def _bound(self, name: HubName, file: HubFile) -> tuple[int, str]:
         """How many bytes of a file are taken, and what to say if more come."""
@@ -233,17 +262,32 @@ class Hub:
 
 
 class _Bounded(io.BufferedWriter):
-    """A new file that takes so many bytes, and raises DownloadFailed with what to say of more."""
+    """A file, at the end of what it has, that takes so many bytes in all, and raises DownloadFailed with what to say of
+    more."""
 
     def __init__(self, path: Path, most: int, problem: str) -> None:
         # By its number: what has a name is written by hf_transfer, without us, where older versions are told to.
-        super().__init__(io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w"))
+        super().__init__(io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666), "w"))
+        self.seek(0, os.SEEK_END)
         self._most, self._problem = most, problem
 
     def write(self, data: Any, /) -> int:
         if self.tell() + len(data) > self._most:
             raise DownloadFailed(self._problem)
         return super().write(data)
+
+
+def _way_out(status: int) -> str:
+    """What to do about an answer of this status, if anything is known to help."""
+    if status in (401, 403):
+        return f"; {_TOKEN}"
+    return f"; try again later, or {_ANOTHER}" if status == 429 or status >= 500 else ""
+
+
+def _is_of_network(error: Exception) -> bool:
+    """Whether an error may be one of a connection: neither ours nor that of a file, as where a disk is full."""
+    is_of_file = isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError)
+    return not (isinstance(error, DownloadFailed) or is_of_file)
 
 
 def _total(files: list[HubFile]) -> int:

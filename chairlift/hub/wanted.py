@@ -8,13 +8,12 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from chairlift.errors import UnsupportedModel, clip
-from chairlift.folders.tensor_files import WEIGHTS, WEIGHTS_INDEX, conversion
+from chairlift.folders.tensor_files import WEIGHTS, WEIGHTS_INDEX, all_parts, conversion
 from chairlift.gguf.part_names import GGUF_PART, part_name
 from chairlift.hub.name import HubName
 
 # More than these are no model's, and would only take time and disk.
 MAX_FILES = 2_000
-_SHARD = re.compile(r"model(\.safetensors)?-\d{1,6}-of-\d{1,6}\.safetensors")
 _SETTINGS = re.compile(
     r"[\w.-]+\.(json|jinja)|vocab\.txt|merges\.txt|tokenizer\.model|additional_chat_templates/[\w-]+\.jinja"
 )
@@ -35,6 +34,14 @@ class HubFile(NamedTuple):
     size: Annotated[int, Meta(ge=0)] | None
     sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
     git_sha1: Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")] | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what came of it may be kept for another try: size and hash tell when it is whole, and if it is right.
+
+        Those with git's hash alone are small, and may come packed, of which no part can be asked for.
+        """
+        return self.size is not None and self.sha256 is not None
 
 
 # What a JSON file of the repository holds, which is downloaded for that.
@@ -64,9 +71,9 @@ def wanted_files(name: HubName, there: Iterable[HubFile], read: Read) -> list[Hu
 
 
 def _shards(name: HubName, files: dict[str, HubFile], read: Read) -> list[str]:
-    """The files that the index names; without one those that are called as parts are."""
+    """The files that the index names; without one those that are called as parts are, of which none may lack."""
     if WEIGHTS_INDEX not in files:
-        return sorted(filter(_SHARD.fullmatch, files))
+        return all_parts(name, files)
     index = read(files[WEIGHTS_INDEX])
     named = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(named, dict) or not all(isinstance(each, str) for each in named.values()):

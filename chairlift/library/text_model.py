@@ -22,7 +22,7 @@ from chairlift.library.outputs import (
 from chairlift.runners.check_model import check_model
 from chairlift.runners.items import Encoding
 from chairlift.runners.make_runner import make_runner
-from chairlift.runners.scores import probabilities, sigmoid
+from chairlift.runners.scores import pair_scores, probabilities
 from chairlift.text.encoding import Cut, TextEncoder
 
 _SETTINGS = ("dtype", "device", "ops", "quantization", "num_threads")
@@ -65,20 +65,20 @@ class TextModel:
         encodings = self._encode(texts, cut)
         found = []
         for encoding, logits in zip(encodings, self._run(encodings, use_tqdm), strict=True):
-            probs = probabilities(logits, self.info.activation)
+            probs = probabilities(logits, self.info.score_activation)
             output = ClassificationOutput(probs.tolist(), self.info.labels[int(probs.argmax())])
             found.append(ClassificationRequestOutput(self._id(), output, encoding.token_ids))
         return found
 
     def score(self, pairs: Sequence[tuple[str, str]], cut: Cut | None, use_tqdm: bool) -> list[ScoringRequestOutput]:
-        """How well each pair goes together: a reranker's probability, or the cosine of two embeddings."""
+        """How well each pair goes together: a reranker's score, or the cosine of two embeddings."""
         self._need("rerank", "embed")
         if not pairs:
             return []
         if self.info.task == "rerank":
             encodings = self._encoder.encode_pairs(pairs, truncate=cut or False)
-            logits = np.array([vector[0] for vector in self._run(encodings, use_tqdm)], dtype=np.float64)
-            ids, scores = [encoding.token_ids for encoding in encodings], sigmoid(logits)
+            scores = pair_scores(self._run(encodings, use_tqdm), self.info.score_activation)
+            ids = [encoding.token_ids for encoding in encodings]
         else:
             encodings = self._encode([text for pair in pairs for text in pair], cut)
             rows = np.array(self._run(encodings, use_tqdm), dtype=np.float64).reshape(len(pairs), 2, -1)

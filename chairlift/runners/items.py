@@ -29,7 +29,8 @@ class ItemInfo(msgspec.Struct, kw_only=True):
     others the logits, one for each of `labels`). "tensors": a dict of NumPy arrays without a batch dimension, named as
     in `inputs`, to the same of `outputs`. "python": whatever the user's class takes and gives, as JSON and arrays.
     `activation` is what makes probabilities of logits where it is another than for one label of several: that of
-    labels of which any number may hold, or none for a number that is meant as it is.
+    labels of which any number may hold, or none for a number that is meant as it is. `own_activation` is that of
+    sentence-transformers' files, where `activation` is not known by the kind of labels.
     `shape_keys` says that items must have equal shapes to share a batch. `max_tokens`, `dimensions` and
     `hidden_size`, the numbers of a token's vector, are of encoders.
     `batch_axis` says that protocols put a batch dimension before the shapes of `inputs` and `outputs`; without it, a
@@ -47,6 +48,7 @@ class ItemInfo(msgspec.Struct, kw_only=True):
     hidden_size: int | None = None
     labels: tuple[str, ...] = ()
     activation: str | None = None
+    own_activation: str | None = None
     pooling: str | None = None
     normalized: bool = False
     vocab_size: int | None = None
@@ -57,6 +59,11 @@ class ItemInfo(msgspec.Struct, kw_only=True):
     batch_axis: bool = True
     max_batch_size: int | None = None
     max_wait_ms: float | None = None
+
+    @property
+    def score_activation(self) -> str | None:
+        """What makes scores of logits as in vLLM and sentence-transformers; TEI goes by `activation` alone."""
+        return self.activation or self.own_activation
 
 
 class Encoding(msgspec.Struct, array_like=True):

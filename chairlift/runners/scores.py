@@ -33,6 +33,11 @@ def first_logits(values: Sequence[npt.ArrayLike]) -> Scores:
     return np.array([np.asarray(value, dtype=np.float64).ravel()[0] for value in values])
 
 
+def pair_scores(values: Sequence[npt.ArrayLike], activation: str | None) -> Scores:
+    """What is made of each pair's: by one of the ACTIVATIONS; without any its sigmoid."""
+    return ACTIVATIONS[activation or "sigmoid"](first_logits(values))
+
+
 ACTIVATIONS: dict[str, Callable[[Scores], Scores]] = {
     "sigmoid": sigmoid,
     "softmax": softmax,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chairlift.bodies import MAX_DEPTH
+from chairlift.bodies import MAX_DEPTH, is_neutral
 from chairlift.errors import InvalidRequest, UnsupportedModel, clip
+from chairlift.folders.model_json import read_object
 from chairlift.text.dialect import CallForm
 from chairlift.text.written_calls import with_written_calls
 
@@ -36,6 +37,8 @@ _DEVELOPER = "developer"
 
 # Roles whose messages may have no content: what they say may be a call, or that there is nothing.
 _MAY_BE_EMPTY = frozenset({"assistant", "tool", "function"})
+# What messages of OpenAI may have and no template reads, so that it would leave an empty turn; and what to do instead.
+_NOT_READ = {"function_call": "send tool_calls", "audio": "send what was said as content"}
 # What a client must not set through template arguments: these are the template itself and its tools.
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "chat_template", "tokenize", "raise_exception"})
 # Phi-4-mini's template takes tools as text of its system message, and no others.
@@ -72,13 +75,15 @@ class ChatTemplate:
     def from_folder(
         cls, folder: Path, tokenizer_config: dict[str, Any], special_tokens: dict[str, str]
     ) -> "ChatTemplate":
-        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json, and
-        those that have a name, each in a file of `additional_chat_templates`.
+        """The templates of a model folder: `chat_template.jinja`, else `chat_template` of tokenizer_config.json, else
+        of chat_template.json, and those that have a name, each in a file of `additional_chat_templates`.
 
         Raises UnsupportedModel for a file that is no template by its size, and for too many.
         """
         file = folder / "chat_template.jinja"
         source: Any = _read(file) if file.is_file() else tokenizer_config.get("chat_template")
+        if source is None:
+            source = _read_of_processor(folder / "chat_template.json")
         sources: dict[str, str] = {}
         if isinstance(source, str):
             sources = {"default": source}
@@ -237,18 +242,8 @@ def normalize_messages(
     for index, message in enumerate(plain(list(messages))):
         if not isinstance(message, dict):
             raise InvalidRequest(f"messages[{index}] must be an object, got {type(message).__name__}", "messages")
-        message = dict(message)
-        if message.get("content") is None:
-            if message.get("role") not in _MAY_BE_EMPTY:
-                problem = "must be text; only an assistant's or a tool's may be null or left out"
-                raise InvalidRequest(f"messages[{index}].content {problem}", f"messages[{index}].content")
-            message["content"] = ""
-        if isinstance(message.get("content"), list):
-            refuses = message.get("role") == "assistant"
-            message["content"] = _join_parts(message["content"], f"messages[{index}].content", refuses)
-        if not isinstance(message["content"], str):
-            where = f"messages[{index}].content"
-            raise InvalidRequest(f"{where} must be text or a list of parts", where)
+        message = _said_as_content(message, f"messages[{index}]")
+        message["content"] = _content(message, f"messages[{index}].content")
         if not message.get("tool_calls"):
             # To some templates it makes a call that the key is there at all.
             message.pop("tool_calls", None)
@@ -259,11 +254,54 @@ def normalize_messages(
     return chat
 
 
+def _said_as_content(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message whose text is its content, as templates read no other field. Raises InvalidRequest for what is none."""
+    for field, instead in _NOT_READ.items():
+        if not is_neutral(message.get(field)):
+            raise InvalidRequest(f"{where}.{field} is not supported; {instead}", f"{where}.{field}")
+    made = dict(message)
+    refusal = made.pop("refusal", None)
+    if is_neutral(refusal):
+        return made
+    if made.get("role") != "assistant" or not isinstance(refusal, str):
+        raise InvalidRequest(f"{where}.refusal must be text, and of the assistant", f"{where}.refusal")
+    if not is_neutral(made.get("content")):
+        raise InvalidRequest(f"{where} has content and a refusal; send one of them", f"{where}.refusal")
+    return made | {"content": refusal}
+
+
+def _content(message: dict[str, Any], where: str) -> str:
+    """A message's content as one text."""
+    content, role = message.get("content"), message.get("role")
+    if content is None:
+        if role not in _MAY_BE_EMPTY:
+            problem = "must be text; only an assistant's or a tool's may be null or left out"
+            raise InvalidRequest(f"{where} {problem}", where)
+        return ""
+    if isinstance(content, list):
+        return _join_parts(content, where, role == "assistant")
+    if not isinstance(content, str):
+        raise InvalidRequest(f"{where} must be text or a list of parts", where)
+    return content
+
+
 def _read(file: Path) -> str:
+    _check_size(file)
+    return file.read_text("utf-8")
+
+
+def _read_of_processor(file: Path) -> Any:
+    """The template in the file of its own that older versions of transformers gave a processor's; None without it."""
+    if not file.is_file():
+        return None
+    _check_size(file)
+    return read_object(file).get("chat_template")
+
+
+def _check_size(file: Path) -> None:
     size = file.stat().st_size
     if size > 4 * MAX_TEMPLATE_CHARS:
         raise UnsupportedModel(f"{file} has {size} bytes, too many for a chat template")
-    return file.read_text("utf-8")
 
 
 def plain(data: Any) -> Any:

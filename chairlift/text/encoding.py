@@ -327,7 +327,7 @@ def _end_texts(backend: tokenizers.Tokenizer, folder: Path) -> None:
     # Code of the folder's own, which is never run, is there for such things.
     if not config.get("add_eos_token") or (name and name not in _HEED_EOS and "auto_map" not in config):
         return
-    token = special_tokens(config).get("eos_token")
+    token = special_tokens(folder, config).get("eos_token")
     token_id = None if token is None else backend.token_to_id(token)
     if token is None or token_id is None:
         raise UnsupportedModel(

@@ -17,17 +17,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import tokenizers
 
 from chairlift.bodies import is_deep
-from chairlift.errors import InvalidRequest, UnsupportedModel
-from chairlift.folders.end_tokens import end_token_ids, special_tokens
-from chairlift.folders.model_json import NO_TOKENIZER, read_object
+from chairlift.errors import InvalidRequest
+from chairlift.folders.end_tokens import end_token_ids
+from chairlift.folders.tokenizer_json import read_tokenizer
 from chairlift.text.chat_template import ChatTemplate, check_arguments, normalize_messages, plain, too_deep
 from chairlift.text.detokenize import Vocabulary
 from chairlift.text.dialect import CallForm
 from chairlift.text.lengths import TextLengths
 from chairlift.text.special_tokens import Lookalikes, any_of
-
-# The largest that models come with have some 35 MB.
-_MAX_TOKENIZER_BYTES = 2**28
 
 
 class ChatPrompt(NamedTuple):
@@ -83,17 +80,7 @@ class Tokenizer:
     def from_folder(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Read `tokenizer.json` and its companions from a Hugging Face model folder."""
         folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise UnsupportedModel(f"{folder} {NO_TOKENIZER}")
-        if file.stat().st_size > _MAX_TOKENIZER_BYTES:
-            raise UnsupportedModel(f"{file} has {file.stat().st_size} bytes, more than {_MAX_TOKENIZER_BYTES}")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise UnsupportedModel(f"{file} can't be read: {error}") from error
-        config = read_object(folder / "tokenizer_config.json")
-        special = special_tokens(config)
+        backend, config, special = read_tokenizer(folder)
         return cls(
             backend,
             eos_ids=end_token_ids(folder, special.get("eos_token"), backend.token_to_id),

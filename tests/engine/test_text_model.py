@@ -24,7 +24,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """An encoder with so many labels, and a tokenizer."""
     from support.model_factory import edited_folder
 
-    made = edited_folder(tmp_path_factory.mktemp("model") / "m", encoder_folder("bert", request.param))
+    return with_tokenizer(edited_folder(tmp_path_factory.mktemp("model") / "m", encoder_folder("bert", request.param)))
+
+
+def with_tokenizer(made: Path) -> Path:
     tokenizer = build("wordpiece")
     special = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "<|end|>")]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -72,6 +75,19 @@ def test_each_model_does_what_it_is_for(folder: Path) -> None:
     for generate in (lambda: llm.generate("x"), lambda: llm.chat([{"role": "user", "content": "x"}])):
         with pytest.raises(InvalidRequest, match="generates nothing"):
             generate()
+    llm.close()
+
+
+def test_scores_by_a_rerankers_own_activation(tmp_path: Path) -> None:
+    from support.model_factory import edited_folder
+
+    own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    folder = with_tokenizer(edited_folder(tmp_path / "m", encoder_folder("bert", 1), **own))
+    logits = expected(folder, [(TEXTS[0], TEXTS[1])])[0]
+    llm = chairlift.LLM(folder, dtype="float32", num_threads=1)
+    assert llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)[0].outputs.score == pytest.approx(logits[0], abs=1e-5)
+    probs = llm.classify(TEXTS[0], use_tqdm=False)[0].outputs.probs
+    assert probs == pytest.approx(expected(folder, TEXTS[:1])[0].tolist(), abs=1e-5)
     llm.close()
 
 

@@ -55,12 +55,83 @@ def test_what_it_says_of_a_language_model_is_what_its_runner_finds(
     assert rows["strategies"] == "none, static, dynamic, continuous"
     assert f"{runner.model.kv_bytes_per_token():,} bytes a token" in rows["bfloat16 KV cache"]
     assert f"{info.num_blocks * info.block_size:,} tokens" in rows["bfloat16 KV cache"]
-    assert rows["weights"].startswith(gigabytes(2 * sum(tensor.numel() for tensor in _tensors(folder))))
+    assert f"{gigabytes(2 * sum(tensor.numel() for tensor in _tensors(folder)))} in bfloat16" in rows["weights"]
     assert rows["free memory"].endswith("of this machine, for device cpu; a GPU's is not looked at")
 
 
+@pytest.mark.parametrize(
+    ("saved", "computed"), [("float16", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_the_type_that_a_model_is_computed_in_unasked_is_told_and_marked(
+    saved: str, computed: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tokenized(tmp_path / "model", model_folder("llama", saved))
+    rows = told(capsys, str(folder))
+    runner = DecoderRunner(SequenceConfig(model=str(folder)))
+    info = runner.load()
+    assert info.dtype == computed
+    size = 4 if computed == "float32" else 2
+    numbers = sum(tensor.numel() for tensor in _tensors(folder))
+    assert f'{gigabytes(size * numbers)} in {computed} (dtype "auto")' in rows["weights"]
+    assert rows["weights"].count("auto") == 1
+    assert f'{runner.model.kv_bytes_per_token():,} bytes a token (dtype "auto");' in rows[f"{computed} KV cache"]
+    assert [name for name, value in rows.items() if '"auto"' in value] == ["weights", f"{computed} KV cache"]
+    # An embedding that is not rounded stays in that type.
+    raw = json.loads((folder / "config.json").read_text())
+    embedding = raw["vocab_size"] * raw["hidden_size"]
+    assert f"{gigabytes(numbers + (size - 1) * embedding)} in int8" in rows["weights"]
+
+
+@pytest.mark.parametrize(("kind", "computed"), [("F16", "float32"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")])
+def test_the_type_that_a_gguf_file_is_computed_in_is_marked(
+    kind: str, computed: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows = told(capsys, str(gguf_file("llama", kind)))
+    assert f'in {computed} (dtype "auto")' in rows["weights"]
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (
+            {"model_type": "mpt", "architectures": ["MPTForCausalLM"], "d_model": 4096, "n_heads": 32, "n_layers": 32}
+            | {"max_seq_len": 2048, "vocab_size": 50432},
+            "model_type 'mpt' is not supported: it has slopes instead of positions, and their attention can't be",
+        ),
+        (
+            {"model_type": "falcon", "architectures": ["FalconForCausalLM"], "alibi": True, "hidden_size": 64}
+            | {"num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 512, "vocab_size": 320},
+            "alibi=True is not supported: it has slopes instead of positions",
+        ),
+    ],
+    ids=["mpt", "falcon"],
+)
+def test_what_loading_would_refuse_is_refused(
+    config: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    build("bytelevel").save(str(tmp_path / "tokenizer.json"))
+    save_file({}, tmp_path / "model.safetensors")
+    assert main(["check", str(tmp_path)]) == 1
+    assert f"can't be served: {problem}" in capsys.readouterr().out
+
+
+def test_parts_without_an_index_are_counted_if_all_are_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tokenized(tmp_path / "model", model_folder("llama_sharded"))
+    rows = told(capsys, str(folder))["weights"]
+    (folder / "model.safetensors.index.json").unlink()
+    assert told(capsys, str(folder))["weights"] == rows
+    part = min(folder.glob("model-*.safetensors"))
+    part.unlink()
+    assert main(["check", str(folder)]) == 1
+    assert f"but not its other part '{part.name}'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("variant", "kept", "copied"), [("llama", 1, 0), ("llama_tied", 0, 0), ("gpt2", 1, 1)])
-def test_what_stays_in_16_bits_is_told(
+def test_what_is_not_rounded_is_told(
     variant: str, kept: int, copied: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """An embedding, unless rows of the head are looked up; where it is centred, the head is a copy of it besides."""
@@ -69,9 +140,9 @@ def test_what_stays_in_16_bits_is_told(
     raw = json.loads((model_folder(variant) / "config.json").read_text())
     embedding = raw["vocab_size"] * raw.get("hidden_size", raw.get("n_embd"))
     others = numbers + (copied - kept) * embedding
-    assert f"{gigabytes(others + 2 * kept * embedding)} in int8" in rows["weights"]
-    assert f"{gigabytes(round(others * 9 / 16) + 2 * kept * embedding)} in int4" in rows["weights"]
-    runner = DecoderRunner(SequenceConfig(model=str(model_folder(variant)), dtype="bfloat16", quantization="int8"))
+    assert f"{gigabytes(others + 4 * kept * embedding)} in int8" in rows["weights"]
+    assert f"{gigabytes(round(others * 9 / 16) + 4 * kept * embedding)} in int4" in rows["weights"]
+    runner = DecoderRunner(SequenceConfig(model=str(model_folder(variant)), quantization="int8"))
     runner.load()
     assert isinstance(runner.model, Decoder)
     assert (runner.model.weights.embedding is not None) == bool(kept)

@@ -18,6 +18,7 @@ from typing import Any
 import gguf
 import pytest
 from huggingface_hub import constants
+from safetensors.torch import load_file, save
 from support.fake_hub import FakeHub, FakeRepo
 from support.gguf_files import gguf_file
 
@@ -166,23 +167,33 @@ def test_where_a_newer_commit_does_not_come_the_one_that_is_here_is_served(hub: 
     assert "what was downloaded before is served" in lines[-1]
 
 
-def test_of_downloads_that_are_killed_one_file_is_left_and_no_more(hub: FakeHub, repo: FakeRepo) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_of_downloads_that_are_killed_one_file_is_left_and_no_more(hub: FakeHub, repo: FakeRepo, known: bool) -> None:
+    """It is gone on from where a hash tells in the end whether it is right, and made anew elsewhere."""
     client, _ = said()
     tried: list[Path] = []
+    found: list[bytes] = []
 
     def write(path: Path) -> None:
-        assert not path.exists()
+        found.append(path.read_bytes() if path.exists() else b"")
         path.write_bytes(b"half")
         os.link(path, path.with_name("as a killed process leaves it"))
         tried.append(path)
         raise ConnectionError
 
-    file = HubFile("model.safetensors", 100, "a" * 64, None)
+    file = HubFile("model.safetensors", 100, "a" * 64 if known else None, None)
     for _ in range(2):
         with pytest.raises(ConnectionError):
             client.cache.put(NAME.repo, "f" * 40, file, write)
+        tried[0].unlink(missing_ok=True)
         os.replace(tried[0].with_name("as a killed process leaves it"), tried[0])
     assert tried[0] == tried[1]
+    assert found == [b"", b"half" if known else b""]
+    # What is longer than the file should be is no part of it.
+    tried[0].write_bytes(bytes(101))
+    with pytest.raises(ConnectionError):
+        client.cache.put(NAME.repo, "f" * 40, file, write)
+    assert found[2] == b""
 
 
 def test_without_the_hub_what_is_here_whole_is_served(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +233,106 @@ def test_one_that_breaks_for_ever_says_so_and_goes_on_later(hub: FakeHub, repo: 
     repo.breaks = Counter({"model.safetensors": 10_000})
     client, _ = said()
     with pytest.raises(
-        DownloadFailed, match=r"model\.safetensors of org/demo did not come whole: .*goes on with the others"
+        DownloadFailed, match=r"model\.safetensors of org/demo did not come whole: .*goes on from there"
     ):
         client.fetch(NAME)
     assert client.cache.find(NAME) is None
     repo.breaks.clear()
     assert client.fetch(NAME).size > 0
+
+
+def test_connections_that_are_reset_are_taken_up_where_they_ended(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other than those that end, the library leaves these."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
+    repo.resets = Counter({"model.safetensors": 2})
+    kept = said()[0].fetch(NAME)
+    assert (kept.path / "model.safetensors").read_bytes() == repo.files["model.safetensors"]
+    assert [each.partition("=")[0] for each in hub.ranges] == ["model.safetensors bytes"] * 2
+
+
+def broken_off(hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is left of weights whose connections were reset until nothing came any more."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
+    repo.resets = Counter({"model.safetensors": 10_000})
+    client, _ = said()
+    with pytest.raises(DownloadFailed, match=r"model\.safetensors of org/demo did not come whole: .* from there"):
+        client.fetch(NAME)
+    assert client.cache.find(NAME) is None
+    assert client.cache.all() == []
+    repo.resets.clear()
+    hub.ranges.clear()
+    (left,) = client.cache.folder.rglob("*.incomplete")
+    return left
+
+
+def test_a_download_that_broke_off_goes_on_from_there(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = broken_off(hub, repo, monkeypatch)
+    size, whole = left.stat().st_size, repo.files["model.safetensors"]
+    assert len(whole) > size > len(whole) // 2
+    assert left.read_bytes() == whole[:size]
+    # There is room for the rest, and no more.
+    monkeypatch.setattr(download, "free_bytes", lambda folder: 2**28 + len(whole) - size + 1000)
+    kept = said()[0].fetch(NAME)
+    assert hub.ranges == [f"model.safetensors bytes={size}-"]
+    assert (kept.path / "model.safetensors").read_bytes() == whole
+    assert not left.exists()
+
+
+def test_a_part_that_came_wrong_is_not_kept_for_ever(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = broken_off(hub, repo, monkeypatch)
+    # Of the last one nothing more is asked for.
+    for size in (left.stat().st_size, len(repo.files["model.safetensors"])):
+        left.write_bytes(bytes(size))
+        with pytest.raises(DownloadFailed, match=r"model\.safetensors of org/demo came otherwise than"):
+            said()[0].fetch(NAME)
+        assert not left.exists()
+    assert said()[0].fetch(NAME).size > 0
+
+
+def test_a_file_that_the_hub_has_less_of_is_begun_anew(
+    hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = broken_off(hub, repo, monkeypatch)
+    repo.statuses = {"model.safetensors": 416}
+    with pytest.raises(DownloadFailed, match=r"has less of model\.safetensors of org/demo than the \d+ bytes it told"):
+        said()[0].fetch(NAME)
+    assert not left.exists()
+
+
+def test_what_came_of_a_model_is_removed_with_it(hub: FakeHub, repo: FakeRepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = broken_off(hub, repo, monkeypatch)
+    repo.commit, repo.files["model.safetensors"] = "f" * 40, b"another" * 100
+    said()[0].fetch(NAME)
+    assert left.exists()
+    assert main(["remove", "org/demo"]) == 0
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "way_out"),
+    [
+        (401, "renew or unset HF_TOKEN"),
+        (403, "renew or unset HF_TOKEN"),
+        (429, "try again later, or set HF_ENDPOINT"),
+        (503, "try again later, or set HF_ENDPOINT"),
+    ],
+)
+def test_errors_of_the_hub_say_what_to_do(hub: FakeHub, repo: FakeRepo, status: int, way_out: str) -> None:
+    repo.statuses = {"": status}
+    with pytest.raises(DownloadFailed, match=f"answers {status} to what it is asked of org/demo; {way_out}"):
+        said()[0].fetch(NAME)
+    if status == 429:
+        # The library asks for files again after a while.
+        return
+    repo.statuses = {"config.json": status}
+    with pytest.raises(DownloadFailed, match=rf"answers {status} to config\.json of org/demo; {way_out}"):
+        said()[0].fetch(NAME)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
@@ -427,6 +532,15 @@ def test_what_is_no_model_in_this_form_is_told(hub: FakeHub) -> None:
     others = ["original/model.safetensors", "model-00003-of-00003.safetensors"]
     assert wanted("config.json", INDEX, *shards, *others, contents=named) == ["config.json", INDEX, *shards]
     assert wanted("config.json", *shards, others[0]) == ["config.json", *shards]
+    for there, problem in (
+        (shards[1:], rf"has '{shards[1]}', but not its other part '{shards[0]}'"),
+        (shards[:1], rf"has '{shards[0]}', but not its other part '{shards[1]}'"),
+        ([*shards, others[1]], rf"has '{shards[0]}' and '{others[1]}', parts of different weights"),
+        ([*shards, "model-00003-of-00002.safetensors"], "has 3 files that are called parts of 2"),
+        (["model-0-of-0.safetensors"], "has 1 files that are called parts of 0"),
+    ):
+        with pytest.raises(UnsupportedModel, match=problem):
+            wanted("config.json", *there)
     for shards in (
         ["model-00001-of-000002.safetensors", "model-00002-of-000002.safetensors"],
         ["model-1-of-1.safetensors"],
@@ -638,7 +752,7 @@ def test_ctrl_c_leaves_nothing_that_is_taken_for_whole(hub: FakeHub, repo: FakeR
     pulling.send_signal(signal.SIGINT)
     _, errors = pulling.communicate(timeout=60)
     assert pulling.returncode == 130, errors
-    assert "chairlift: stopped; files that came whole are kept" in errors
+    assert "chairlift: stopped; what came is kept" in errors
     assert "Traceback" not in errors
     assert Hub().cache.find(NAME) is None
     repo.slow = 0.0
@@ -647,6 +761,25 @@ def test_ctrl_c_leaves_nothing_that_is_taken_for_whole(hub: FakeHub, repo: FakeR
     assert again.returncode == 0, errors
     assert "org/demo (0123456789ab)" in out
     assert Hub().cache.find(NAME) is not None
+
+
+def test_parts_without_an_index_are_served_if_all_are_there(hub: FakeHub, repo: FakeRepo) -> None:
+    parts = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    tensors = list(load_file(demo_path() / "model.safetensors").items())
+    del repo.files["model.safetensors"]
+    repo.files |= {part: save(dict(tensors[number::2])) for number, part in enumerate(parts)}
+    lost = repo.files.pop(parts[1])
+    with pytest.raises(UnsupportedModel, match=f"org/demo has '{parts[0]}', but not its other part '{parts[1]}'"):
+        said()[0].fetch(NAME)
+    assert hub.downloads == []
+    repo.files[parts[1]] = lost
+    assert main(["check", "org/demo"]) == 0
+    outputs = [
+        LLM(model).generate("hello", SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)[0].outputs[0]
+        for model in ("org/demo", str(demo_path()))
+    ]
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert main(["check", str(said()[0].fetch(NAME).path)]) == 0
 
 
 @pytest.mark.processes

@@ -244,6 +244,14 @@ def test_windows() -> None:
     types = ["sliding_attention", "full_attention"]
     assert config("qwen3", sliding_window=9, use_sliding_window=True, layer_types=types).windows == (9, None)
     assert config("llama", sliding_window=9).windows == (None, None)
+    smollm = {"num_hidden_layers": 4, "sliding_window": 9}
+    assert config("smollm3", **smollm).windows == (None,) * 4
+    assert config("smollm3", use_sliding_window=True, **smollm).windows == (None, None, None, 9)
+    every = {"use_sliding_window": True, "no_rope_layer_interval": 2, "layer_types": None}
+    assert config("smollm3", **every, **smollm).windows == (None, 9, None, 9)
+    assert config("smollm3", use_sliding_window=True, layer_types=types * 2, **smollm).windows == (9, None) * 2
+    with pytest.raises(UnsupportedModel, match="use_sliding_window or sliding_window is off"):
+        config("smollm3", layer_types=types * 2, **smollm)
     # One as long as any text is none, and may be more than kernels count to.
     for size, kept in ((511, 511), (512, None), (2**32 + 9, None)):
         assert config("mistral", sliding_window=size).heads(0).window == kept
@@ -370,7 +378,19 @@ def test_missing_and_broken_weight_files(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UnsupportedModel, match="weight_map"):
         make_runner(folder)
+    # Without an index the parts' names tell which they are.
     (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(UnsupportedModel, match=f"{shard.name} cannot be read"):
+        make_runner(folder)
+    shard.write_bytes(whole)
+    prompt = [[5, 9, 300, 7]]
+    found, wanted = (all_logits(make_runner(each), prompt)[0] for each in (folder, model_folder("llama_sharded")))
+    assert torch.equal(found, wanted)
+    shard.unlink()
+    with pytest.raises(UnsupportedModel, match=f"but not its other part '{shard.name}'"):
+        make_runner(folder)
+    for part in folder.glob("model-*.safetensors"):
+        part.unlink()
     with pytest.raises(UnsupportedModel, match="only safetensors"):
         make_runner(folder)
 
@@ -396,6 +416,37 @@ def test_wrong_tensors_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"lm_head\.weight.*missing"):
         load(**{"lm_head.weight": None})
     load(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
+
+
+def test_scaling_that_was_added_beside_the_base_keeps_it() -> None:
+    base = {"rope_type": "default", "rope_theta": 1e6}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    (rope, _) = config("qwen3", rope_parameters=base, rope_scaling=yarn).ropes
+    assert (rope.kind, rope.theta, rope.values["factor"]) == ("yarn", 1e6, 4.0)
+    (rope, _) = config("qwen3", rope_parameters=base, rope_scaling=yarn | {"rope_theta": 5e5}).ropes
+    assert rope.theta == 5e5
+    shared = base | {"partial_rotary_factor": 0.5}
+    assert config("phi3", rope_parameters=shared, rope_scaling=yarn).ropes[0].share == 0.5
+
+
+@torch.inference_mode()
+def test_of_a_tied_pair_the_files_may_have_the_head_alone(tmp_path: Path) -> None:
+    """As safetensors' own save_model leaves it: of shared tensors it keeps the first by name."""
+    tensors = dict(reference_model("llama").state_dict())
+    tied = tensors.pop("model.embed_tokens.weight")
+    tensors["lm_head.weight"] = tied
+    folder = edited_folder(tmp_path / "model", model_folder("llama"), tie_word_embeddings=True)
+    (folder / "model.safetensors").unlink()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    both = {**tensors, "model.embed_tokens.weight": tied.clone()}
+    whole = edited_folder(tmp_path / "whole", model_folder("llama"), tie_word_embeddings=True)
+    (whole / "model.safetensors").unlink()
+    save_file({name: tensor.contiguous() for name, tensor in both.items()}, whole / "model.safetensors")
+    prompt = [[5, 9, 300, 7]]
+    assert torch.equal(all_logits(make_runner(folder), prompt)[0], all_logits(make_runner(whole), prompt)[0])
+    apart = edited_folder(tmp_path / "apart", folder, tie_word_embeddings=False)
+    with pytest.raises(UnsupportedModel, match=r"embed_tokens\.weight"):
+        make_runner(apart)
 
 
 @torch.inference_mode()

@@ -312,6 +312,53 @@ def test_what_labels_are_is_read(problem: str, activation: str | None, tmp_path:
     assert load(folder).info.activation == activation
 
 
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+OLDER: dict[str, Any] = {"sbert_ce_default_activation_function": IDENTITY}
+
+
+@pytest.mark.parametrize(
+    ("fields", "file", "activation"),
+    [
+        ({}, None, None),
+        ({"sentence_transformers": {"version": "4.1.0"}}, None, None),
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, None, "none"),
+        (OLDER, None, "none"),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}} | OLDER, None, "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": None}} | OLDER, None, None),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, IDENTITY, "none"),
+        ({"problem_type": "single_label_classification"}, IDENTITY, None),
+        ({"problem_type": "regression"} | OLDER, "mine.Odd", "none"),
+    ],
+)
+def test_what_a_cross_encoder_makes_of_its_logits_is_read(
+    fields: dict[str, Any], file: str | None, activation: str | None, tmp_path: Path
+) -> None:
+    folder = edited_folder(tmp_path / "model", encoder_folder("bert", 1), **fields)
+    if file is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"activation_fn": file}))
+    info = load(folder).info
+    assert (info.task, info.score_activation) == ("rerank", activation)
+    # TEI goes by what labels are alone.
+    assert info.activation == ("none" if fields.get("problem_type") == "regression" else None)
+
+
+def test_other_activations_of_a_cross_encoder_are_refused_by_name(tmp_path: Path) -> None:
+    odd: list[Any] = ["torch.nn.modules.activation.Softmax", "mine.Sigmoid", 5]
+    for number, function in enumerate(odd):
+        own = {"sentence_transformers": {"activation_fn": function}}
+        folder = edited_folder(tmp_path / str(number), encoder_folder("bert", 1), **own)
+        named = f"sentence_transformers.activation_fn {function!r} is not supported; torch.nn.Identity and torch"
+        with pytest.raises(UnsupportedModel, match=re.escape(named)):
+            check_model(ItemConfig(model=str(folder), kind="encoder"))
+    # It has no say where vectors are made, nor over what a language model is asked.
+    embeds = edited_folder(tmp_path / "embeds", encoder_folder("bert"), sbert_ce_default_activation_function="mine.Odd")
+    assert SentenceFiles.read(embeds).activation is None
+    score = [("LogitScore", {"true_token_id": 1})]
+    judge = sentence_folder(tmp_path / "judge", model_folder("llama"), score)
+    (judge / "config_sentence_transformers.json").write_text(json.dumps({"activation_fn": IDENTITY}))
+    assert SentenceFiles.read(judge).activation is None
+
+
 def test_positions_that_a_rotary_model_has_no_table_of(tmp_path: Path) -> None:
     plain = encoder_folder("modernbert")
     folder = edited_folder(tmp_path / "model", plain, position_embedding_type="sans_pos")

@@ -75,7 +75,17 @@ def test_too_many_labels() -> None:
         labels_of({"num_labels": 10**12})
 
 
-@pytest.mark.parametrize("name", ["config.json", "modules.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "modules.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "added_tokens.json",
+        "special_tokens_map.json",
+    ],
+)
 @pytest.mark.parametrize("kind", ["large", "deep"])
 def test_absurd_json_files_are_refused(name: str, kind: str, tmp_path: Path) -> None:
     from support.text_tokenizers import build

@@ -228,13 +228,16 @@ def test_what_is_put_in_is_held_against_the_whole_model(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_can_not_be_honoured_is_refused(name: str) -> None:
+def test_what_can_not_be_honoured_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what its modules do, where no table has the family."""
+    monkeypatch.setattr(transformers_config, "REFUSED", ())
     model_type, _, problem = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=problem):
         make_runner(foreign_folder(model_type, name), ops="native", implementation="transformers")
 
 
 def test_an_old_transformers_is_named_where_it_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_config, "REFUSED", ())
     model_type, _, problem = REFUSED["zamba2"]
     monkeypatch.setattr("transformers.__version__", "5.17.0")
     with pytest.raises(UnsupportedModel, match=f"{problem}.* this is transformers 5.17.0, .* 5.21 or newer"):
@@ -252,6 +255,12 @@ def test_an_old_transformers_is_named_where_it_may_be_the_reason(monkeypatch: py
         ({"num_attention_heads": "4"}, "num_attention_heads"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
+        ({"alibi": True}, "alibi=True is not supported: it has slopes"),
+        *(
+            ({"model_type": name}, f"model_type '{name}' is not supported: it has {refused.what}, and {refused.why}")
+            for refused in transformers_config.REFUSED
+            for name in refused.models
+        ),
     ],
 )
 def test_folders_are_refused_by_name_before_anything_is_loaded(
@@ -328,6 +337,27 @@ def test_logits_for_more_tokens_than_the_vocabulary_has_are_refused(monkeypatch:
     monkeypatch.setattr(runner, "read_any_config", lambda *given: smaller)
     with pytest.raises(UnsupportedModel, match=f"logits for {known.vocab_size} tokens"):
         make_runner(folder, ops="native", implementation="transformers")
+
+
+def test_families_that_are_refused_are_called_as_transformers_calls_them() -> None:
+    names = [name for refused in transformers_config.REFUSED for name in refused.models]
+    assert all(map(transformers_config._is_known, names))
+
+
+def test_parts_of_weights_need_no_index(tmp_path: Path) -> None:
+    source = foreign_folder("phi", "phi")
+    folder = edited_folder(tmp_path / "parts", source)
+    tensors = list(load_file(folder / "model.safetensors").items())
+    (folder / "model.safetensors").unlink()
+    for number in (1, 2):
+        part = dict(tensors[number - 1 :: 2])
+        save_file(part, folder / f"model-0000{number}-of-00002.safetensors", {"format": "pt"})
+    found, wanted = (all_logits(make_runner(each, ops="native"), [prompts()["17"]])[0] for each in (folder, source))
+    assert torch.equal(found, wanted)
+    assert sorted(path.name for path in folder.iterdir() if "model" in path.name) == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
 
 
 def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:

@@ -86,6 +86,38 @@ def test_labels_of_which_any_number_may_hold_and_numbers_that_are_meant(activati
         assert sorted(each["score"] for each in tei) == pytest.approx(sorted(wanted))
 
 
+@pytest.mark.parametrize(("problem", "own"), [(None, "none"), ("none", None), (None, "sigmoid"), (None, None)])
+def test_scores_by_a_rerankers_own_activation(problem: str | None, own: str | None) -> None:
+    service, _ = reranker()
+    assert service.info is not None
+    service.info.activation, service.info.own_activation = problem, own
+    logits = np.array([logit("fox", "the fox"), logit("fox", "hello")])
+    probabilities = 1 / (1 + np.exp(-logits))
+    wanted = logits if "none" in (problem, own) else probabilities
+    with listening(service) as it:
+        made = post(it, "/v1/score", text_1="fox", text_2=["the fox", "hello"]).json()
+        assert [each["score"] for each in made["data"]] == pytest.approx(wanted)
+        raw = post(it, "/v1/score", text_1="fox", text_2=["the fox", "hello"], activation=False).json()
+        assert [each["score"] for each in raw["data"]] == pytest.approx(logits)
+        ranked = post(it, "/v1/rerank", query="fox", documents=["the fox", "hello"]).json()["results"]
+        assert [each["relevance_score"] for each in ranked] == pytest.approx(wanted)
+        # As documented there, whatever the folder says.
+        tei = post(it, "/rerank", query="fox", texts=["the fox", "hello"]).json()
+        assert [each["score"] for each in tei] == pytest.approx(probabilities)
+        tei = post(it, "/rerank", query="fox", texts=["the fox", "hello"], raw_scores=True).json()
+        assert [each["score"] for each in tei] == pytest.approx(logits)
+
+
+def test_labels_by_a_cross_encoders_own_activation() -> None:
+    service, _ = classifier()
+    assert service.info is not None
+    service.info.own_activation = "none"
+    with listening(service) as it:
+        made = post(it, "/classify", model="classifier", input="fox").json()
+        assert made["data"][0]["probs"] == [6 - len(ids_of("fox")), len(ids_of("fox")) - 6, -9]
+        assert sum(each["score"] for each in post(it, "/predict", inputs="fox").json()) == pytest.approx(1)
+
+
 def test_vectors(server: Listening) -> None:
     wanted = embedding(ids_of("fox"))
 

@@ -27,7 +27,7 @@ from chairlift.errors import InvalidRequest
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http import exchange
 from chairlift.server.http.exchange import INLINE_SIZE
-from chairlift.server.items import embeddings, pooling, tei
+from chairlift.server.items import embeddings, pooling, tei, texts
 from chairlift.server.models.item_host import about_of
 from chairlift.text import encoding
 
@@ -219,6 +219,34 @@ def test_many_ids_are_decoded_beside_the_loop(server: Listening, monkeypatch: py
     assert text.split() == ["fox"] * len(many)
     assert threads[1:] == [threads[1]] * 3
     assert threads[1] != threads[0]
+
+
+def test_the_ids_that_are_decoded_are_bounded_and_their_texts_written_beside_the_loop(
+    server: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = threads_of(monkeypatch, (tei, "as_json"))
+    monkeypatch.setattr(exchange, "INLINE_SIZE", 5)
+    monkeypatch.setattr(tei, "MAX_TOKENS_TOLD", 6)
+    fox = ids_of("fox")[1]
+    for ids, status in (([fox] * 6, 200), ([[fox] * 3] * 2, 200), ([fox] * 7, 413), ([[fox] * 4] * 2, 413)):
+        answer = post(server, "/decode", ids=ids, model="embedder")
+        assert (answer.status_code, "more than 6" in answer.text) == (status, status == 413), answer.text
+    assert [name.startswith("asyncio_") for name in threads] == [True, True]
+
+
+def test_ids_are_counted_before_they_are_looked_at(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threads_of(monkeypatch, (texts, "are_ids"))
+    monkeypatch.setattr(exchange, "INLINE_SIZE", 2)
+    for wrong in (10**6, "a"):
+        ids = [1] * MAX_TOKENS + [wrong]
+        for path, name, status in (("/embed", "inputs", 413), ("/v1/embeddings", "input", 400)):
+            refused = post(server, path, **{name: ids}, model="embedder")
+            assert (refused.status_code, f"has {len(ids)} tokens" in refused.text) == (status, True), refused.text
+    assert not threads
+    cut = post(server, "/embed", inputs=ids, truncate=True, model="embedder")
+    assert (cut.status_code, "not a mixture" in cut.text) == (422, True)
+    assert post(server, "/embed", inputs=[1] * 99, truncate=True, model="embedder").status_code == 200
+    assert [name.startswith("asyncio_") for name in threads] == [True, True]
 
 
 @pytest.mark.parametrize(

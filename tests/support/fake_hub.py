@@ -1,8 +1,13 @@
 """A Hub on this machine: repositories in memory, served as the real one does, and with its faults."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import os
+import socket
+import struct
+import termios
 import threading
 import time
 from collections import Counter
@@ -21,15 +26,17 @@ _LARGE = (".safetensors", ".onnx", ".gguf", ".bin")
 class FakeRepo:
     """Files by name, and what is wrong with them.
 
-    Of a file that `breaks`, so many connections end in its middle. One that `lies` is said to be another. A `gated` one
-    needs the token. Each chunk takes `slow` seconds. Of an `endless` one come bytes for as long as anybody takes them,
-    and one that is `gone` is listed all the same. `answers` are headers that are sent with a file in place of the right
-    ones, `listed` what the list of files says of it.
+    Of a file that `breaks`, so many connections end in its middle, and by `resets` so many are reset there, once what
+    was sent is acknowledged. One that `lies` is said to be another. A `gated` one needs the token. Each chunk takes
+    `slow` seconds. Of an `endless` one come bytes for as long as anybody takes them, and one that is `gone` is listed
+    all the same. `answers` are headers that are sent with a file in place of the right ones, `listed` what the list of
+    files says of it. `statuses` are errors that files, and the list of them, "", are answered with.
     """
 
     files: dict[str, bytes]
     commit: str = "0123456789abcdef0123456789abcdef01234567"
     breaks: Counter[str] = field(default_factory=Counter)
+    resets: Counter[str] = field(default_factory=Counter)
     lies: set[str] = field(default_factory=set)
     gated: bool = False
     slow: float = 0.0
@@ -37,6 +44,7 @@ class FakeRepo:
     gone: set[str] = field(default_factory=set)
     answers: dict[str, dict[str, str]] = field(default_factory=dict)
     listed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> "FakeRepo":
@@ -104,6 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self.fake.repos.get("/".join(parts[at : at + 2]))
         if repo is None:
             return self._refuse(404, "RepoNotFound")
+        asked = "" if at else "/".join(parts[4:])
+        if asked in repo.statuses:
+            # As the real one puts it where a token has expired.
+            said = {"X-Error-Message": "Invalid credentials in Authorization header"}
+            return self._send(repo.statuses[asked], b"{}", True, said)
         if repo.gated and self.headers.get("Authorization") != f"Bearer {self.fake.TOKEN}":
             return self._refuse(403, "GatedRepo")
         revision = parts[at + 3] if len(parts) > at + 3 else "main"
@@ -150,6 +163,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
             return
+        if with_body and repo.resets[name] > 0:
+            repo.resets[name] -= 1
+            self._begin(206 if begin else 200, len(body), headers)
+            self.wfile.write(body[: len(body) // 2])
+            self._reset()
+            return
         if with_body and repo.slow:
             self._begin(206 if begin else 200, len(body), headers)
             for place in range(0, len(body), 4096):
@@ -167,6 +186,15 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             for _ in range(2**12):
                 self.wfile.write(bytes(2**16))
+        self.close_connection = True
+
+    def _reset(self) -> None:
+        """End the connection by a reset, which would take what is not acknowledged yet."""
+        while struct.unpack("i", fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)))[0]:
+            time.sleep(0.001)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # Not `close`, after which whoever reads and writes would still hold it.
+        os.close(self.connection.detach())
         self.close_connection = True
 
     def _begin(self, status: int, length: int | None, headers: dict[str, str]) -> None:

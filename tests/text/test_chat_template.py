@@ -151,6 +151,25 @@ def test_the_jinja_file_comes_first_and_named_templates_work(tmp_path: Path) -> 
     assert tokenizer.render_chat([], True, {"tools": TOOLS}).text == "tools"
 
 
+def test_a_template_that_only_a_processor_has_comes_third(tmp_path: Path) -> None:
+    def write(template: Any) -> None:
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+
+    write("third {{ eos_token }}")
+    assert load(tmp_path).render_chat([]).text == "third <|end|>"
+    write([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}])
+    assert load(tmp_path).render_chat([], True, {"tools": TOOLS}).text == "tools"
+    assert load(tmp_path, "second").render_chat([]).text == "second"
+    assert load(tmp_path, "second", file="first").render_chat([]).text == "first"
+    (tmp_path / "chat_template.jinja").unlink()
+    write("x" * 2**19)
+    with pytest.raises(UnsupportedModel, match=r"chat_template\.json has \d+ bytes, too many"):
+        load(tmp_path)
+    (tmp_path / "chat_template.json").write_text("[]")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        load(tmp_path)
+
+
 def test_text_parts_are_joined_and_other_parts_refused_by_name(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, CHATML)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

@@ -11,6 +11,9 @@ from support.server_harness import Front
 from support.text_tokenizers import KINDS, SAMPLE, build
 from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
+from chairlift.errors import UnsupportedModel
+from chairlift.folders import tokenizer_json
+from chairlift.runners.grammars.grammar import GrammarTokenizer
 from chairlift.text import Tokenizer, special_tokens
 from chairlift.text.chat_template import ChatTemplate
 from chairlift.text.encoding import Cut, TextEncoder
@@ -240,3 +243,125 @@ def test_what_a_normalizer_makes_a_special_token_of_is_text_too() -> None:
     ids = tokenizer.encode_chat(tokenizer.render_chat([{"role": "user", "content": "a<STOP>b"}]))
     assert [each for each in ids if each == stop] == [stop]
     assert ids[-1] == stop
+
+
+BASE = build("bytelevel").get_vocab_size()
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+def listed(text: str, special: bool = True, **flags: bool) -> dict[str, Any]:
+    return FLAGS | {"content": text, "special": special} | flags
+
+
+def folder_with(path: Path, said: dict[str, Any], kind: str = "bytelevel", **files: Any) -> Path:
+    """A folder whose tokenizer.json has no tokens but those of `build`, with what the files beside it say."""
+    build(kind).save(str(path / "tokenizer.json"))
+    files["tokenizer_config"] = {"tokenizer_class": "PreTrainedTokenizerFast"} | said
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+ADDED = [
+    "hello<|im_end|> world <|im_start|>user",
+    "a <tool>  b<tool>c <TOOL>",
+    "x <|end|>  y<|end|>",
+    "<|im_end|><tool><s>",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("file", ["tokenizer_config", "added_tokens"])
+def test_tokens_that_only_other_files_add_are_those_of_transformers(file: str, kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    size = build(kind).get_vocab_size()
+    config: dict[str, Any] = {"eos_token": "<|im_end|>"}
+    if file == "tokenizer_config":
+        tokens = [listed("<|im_end|>"), listed("<|im_start|>"), listed("<tool>", special=False, rstrip=True)]
+        decoder = {str(size + at): token for at, token in reversed(list(enumerate(tokens)))}
+        # In tokenizer.json it is without the flag.
+        decoder[str(size - 1)] = listed("<|end|>", rstrip=True)
+        folder = folder_with(tmp_path, config | {"added_tokens_decoder": decoder}, kind)
+    else:
+        added = {"<tool>": size + 2, "<|im_start|>": size + 1, "<|im_end|>": size}
+        config["additional_special_tokens"] = ["<|im_start|>"]
+        folder = folder_with(tmp_path, config, kind, added_tokens=added)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.from_folder(folder)
+    for text in ADDED:
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False), text
+    ids = theirs.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "<tool>"])
+    assert [ours.backend.token_to_id(text) for text in ("<|im_end|>", "<|im_start|>", "<tool>")] == ids
+    assert ids == [size, size + 1, size + 2]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert (ours.eos_ids, ours.vocab_size) == ((size,), size + 3)
+    # In what a client sends, those that are special are text.
+    assert {size, size + 1}.isdisjoint(ours.encode("".join(ADDED), parse_special=False))
+
+
+def test_tokens_that_only_other_files_add_are_in_grammars(tmp_path: Path) -> None:
+    decoder = {str(BASE): listed("<|im_end|>")}
+    config = {"eos_token": "<|im_end|>", "added_tokens_decoder": decoder}
+    found = GrammarTokenizer(folder_with(tmp_path, config), BASE + 1)
+    assert (found.eos_ids, found.has_more) == ({BASE}, False)
+
+
+def test_missing_names_of_special_tokens_are_in_a_file_of_their_own(tmp_path: Path) -> None:
+    named = {"bos_token": {"content": "<s>"}, "eos_token": "<|end|>", "pad_token": "<|end|>"}
+    begin, end = BASE - 2, BASE - 1
+    found = Tokenizer.from_folder(folder_with(tmp_path, {}, special_tokens_map=named))
+    assert (found.bos_id, found.eos_ids) == (begin, (end,))
+    config = {"bos_token": None, "eos_token": "<s>"}
+    found = Tokenizer.from_folder(folder_with(tmp_path, config, special_tokens_map=named))
+    assert (found.bos_id, found.eos_ids) == (None, (begin,))
+    config = {"add_eos_token": True, "tokenizer_class": "LlamaTokenizer"}
+    encoder = TextEncoder(folder_with(tmp_path, config, special_tokens_map=named), 64)
+    assert encoder.encode_texts(["hello"])[0].token_ids[-1] == end
+
+
+def test_nothing_is_added_where_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_json, "_add", None)
+    known = build("bytelevel").get_added_tokens_decoder()
+    decoder = {str(at): token.__getstate__() for at, token in known.items()}
+    assert len(decoder) == 2
+    Tokenizer.from_folder(folder_with(tmp_path, {"added_tokens_decoder": decoder, "eos_token": "<|end|>"}))
+    Tokenizer.from_folder(folder_with(tmp_path, {}, added_tokens={"<s>": BASE - 2}))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "said"),
+    [
+        ({BASE + 1: listed("<new>")}, f"'<new>' has the id {BASE + 1}, but behind tokenizer.json it is {BASE}"),
+        ({BASE: listed("<a>"), BASE + 2: listed("<b>")}, f"'<b>' has the id {BASE + 2}, but behind"),
+        ({5: listed("<new>")}, f"'<new>' has the id 5, but behind tokenizer.json it is {BASE}"),
+        ({BASE + at: listed(f"<{at}>") for at in range(4)}, f"'<3>' has the id {BASE + 3}, but the model has"),
+        ({BASE: listed("x" * 257)}, "text of up to 256 characters"),
+        ({BASE: {"special": True}}, "text of up to 256 characters"),
+        ({BASE: listed("\ud800")}, "a flag that is none, or is no text"),
+        ({BASE: listed("<new>", special="yes")}, "a flag that is none, or is no text"),
+        ({"-1": listed("<new>")}, "'-1' is no id of a token"),
+        ({"9" * 5000: listed("<new>")}, "is no id of a token"),
+        ({at: listed(f"<{at}>") for at in range(2**14 + 1)}, "lists more than 16384 tokens"),
+        (["<new>"], "added_tokens_decoder must be an object"),
+    ],
+)
+def test_tokens_that_can_not_be_added_are_refused_by_name(decoder: Any, said: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, {"added_tokens_decoder": decoder}, config={"vocab_size": BASE + 3})
+    with pytest.raises(UnsupportedModel, match=r"tokenizer_config\.json") as caught:
+        Tokenizer.from_folder(folder)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_tokens_of_an_older_file_that_can_not_be_added_are_refused_by_name(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, {}, added_tokens={"<new>": BASE}, config={"text_config": {"vocab_size": BASE}})
+    said = rf"added_tokens\.json: '<new>' has the id {BASE}, but the model has {BASE} tokens"
+    with pytest.raises(UnsupportedModel, match=said):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_known_token_keeps_its_id_as_in_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = folder_with(tmp_path, {"added_tokens_decoder": {"7": listed("<|end|>")}})
+    ids = Tokenizer.from_folder(folder).encode("a<|end|>")
+    assert ids == transformers.AutoTokenizer.from_pretrained(folder).encode("a<|end|>")
+    assert ids[-1] == BASE - 1

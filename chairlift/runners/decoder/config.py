@@ -157,6 +157,15 @@ def read_any_config(folder: Path, implementation: str) -> DecoderConfig | Transf
     return parse_transformers(raw)
 
 
+def computed_dtype(wanted: str, config: DecoderConfig | TransformersConfig) -> str:
+    """The name of the type that a model is computed in: as wanted, or ("auto") by the one that its folder has."""
+    if wanted != "auto":
+        return wanted
+    # What was packed has far fewer digits than bfloat16, and float32 would take eight times its memory.
+    is_packed = isinstance(config, DecoderConfig) and config.packing is not None and config.dtype == "float16"
+    return "bfloat16" if config.dtype == "bfloat16" or is_packed else "float32"
+
+
 def max_length(wanted: int | None, config: DecoderConfig | TransformersConfig) -> int:
     """The tokens that one sequence may have: as many as wanted, or as the model takes. Raises ConfigError."""
     if wanted is not None and wanted > config.max_positions:

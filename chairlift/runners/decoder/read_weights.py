@@ -33,7 +33,9 @@ class DecoderReader:
         self._names = names = config.family.names
         # A folder that was saved without any head has no prefix either, or one part less.
         bases = (names.base, names.base.partition(".")[2])
-        self._prefix = next((each for each in bases if f"{each}{names.embedding}.weight" in weights), "")
+        # A folder may keep the head alone of a pair that is tied: then the last norm tells.
+        known = [f"{names.embedding}.weight", f"{names.norm}.weight"]
+        self._prefix = next((each for name in known for each in bases if f"{each}{name}" in weights), "")
         self._centred = config.family.norm_kind != "rms"
 
     def read(self, head: bool) -> DecoderWeights:
@@ -42,7 +44,8 @@ class DecoderReader:
         size = (config.vocab_size, config.hidden_size)
         names = self._names
         weights.leave_derived(names.derived)
-        words = weights.take([f"{prefix}{names.embedding}.weight"], [size])
+        words_name = self._words_name()
+        words = weights.take([words_name], [size])
         embedding = _centre(words, 1) if self._centred else words
         at = prefix + names.layers
         layers = [self._layer(f"{at}{index}.", index) for index in range(config.num_layers)]
@@ -59,6 +62,7 @@ class DecoderReader:
             last = None
         else:
             head_name = self._own_head()
+            head_name = None if head_name == words_name else head_name
             last = self._ops.head(words if head_name is None else weights.take([head_name], [size]))
             weights.refuse_unused()
             for each in norm:
@@ -84,6 +88,11 @@ class DecoderReader:
         name = self._own_head() or f"{self._prefix}{self._names.embedding}.weight"
         table = self._weights.take([name], [(config.vocab_size, config.hidden_size)])
         return table[list(token_ids)].float() * config.logit_scale
+
+    def _words_name(self) -> str:
+        """The name of the embedding's weights; of tied ones, where files have no such, the head's."""
+        own, head = f"{self._prefix}{self._names.embedding}.weight", self._own_head()
+        return own if own in self._weights or head is None or not self._config.tied else head
 
     def _own_head(self) -> str | None:
         """The name of the head's weights; None where they are the embedding's."""

@@ -38,6 +38,8 @@ _KEYS = {
 # What Phi-3's first folders call it.
 _ALIASES = {"su": "longrope"}
 _LISTS = ("short_factor", "long_factor")
+# What is rotated, and how fast, before any scaling.
+_UNSCALED = ("rope_theta", "partial_rotary_factor")
 _ORIGINAL, _POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
 # What is divided by, or is in a logarithm, lies between these; of some 0 is the same as nothing.
 _LEAST, _MOST = 1e-9, 1e12
@@ -74,7 +76,10 @@ class RopeConfig:
 
         `theta` and `share` are meant where the fields are missing; without a `share` heads must be rotated as a whole.
         """
-        found = optional_object(raw, "rope_scaling") or optional_object(raw, "rope_parameters")
+        scaling, found = optional_object(raw, "rope_scaling"), optional_object(raw, "rope_parameters")
+        if scaling:
+            # Where model cards have it added to what newer releases of transformers save, it scales what is there.
+            found = {name: found[name] for name in _UNSCALED if name in found} | scaling
         values = {name: value for name, value in found.items() if value is not None}
         kind = values.pop("rope_type", values.pop("type", "default"))
         kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind

@@ -22,7 +22,7 @@ from chairlift.gguf.gguf_file import parts_of
 from chairlift.ops.base import AttentionBatch, Inputs, Ints, StateSpans
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder.batch import PersistentBatch, Prepared
-from chairlift.runners.decoder.config import DecoderConfig, max_length, read_any_config
+from chairlift.runners.decoder.config import DecoderConfig, computed_dtype, max_length, read_any_config
 from chairlift.runners.decoder.kv_memory import (
     available_bytes,
     free_beside_states,
@@ -59,6 +59,7 @@ _ONE_THREAD_BYTES = 32 * 2**20
 
 # Each tensor begins at a multiple of this many bytes, so that any type can be read where it lies.
 _ALIGNMENT = 8
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 
 
@@ -89,7 +90,7 @@ class DecoderRunner:
         model_config = read_any_config(folder, config.implementation)
         max_model_len = max_length(config.max_model_len, model_config)
         device = find_device(config.device)
-        dtype = _dtype(config, model_config)
+        dtype = _DTYPES[computed_dtype(config.dtype, model_config)]
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
         if isinstance(model_config, DecoderConfig):
@@ -425,14 +426,6 @@ class DecoderRunner:
         if on_cuda:
             gc.collect()
             torch.cuda.empty_cache()
-
-
-def _dtype(config: SequenceConfig, model: DecoderConfig | TransformersConfig) -> torch.dtype:
-    if config.dtype == "auto":
-        # What was packed has far fewer digits than bfloat16, and float32 would take eight times its memory.
-        packed = isinstance(model, DecoderConfig) and model.packing is not None and model.dtype == "float16"
-        return torch.bfloat16 if model.dtype == "bfloat16" or packed else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 
 def wait_for(device: torch.device) -> None:

@@ -5,7 +5,9 @@ The same interface as `Decoder`: what `forward` gives are logits already, since 
 
 import contextlib
 import inspect
+import json
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -13,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size
-from chairlift.folders.tensor_files import count_numbers
+from chairlift.folders.tensor_files import WEIGHTS, WEIGHTS_INDEX, count_numbers, names_weights, weight_files
 from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
@@ -345,14 +348,15 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             if wanted > held:
                 # Before memory is taken for what is in no file, and would be made up.
                 raise UnsupportedModel(f"by config.json it has {wanted:,} numbers, and its files hold {held:,}")
-            model, loading = kind.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation=NAME,
-                use_safetensors=True,
-                output_loading_info=True,
-                **safely,
-            )
+            with _with_index(folder) as indexed:
+                model, loading = kind.from_pretrained(
+                    indexed,
+                    dtype=dtype,
+                    attn_implementation=NAME,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    **safely,
+                )
         except UnsupportedModel:
             raise
         except Exception as error:
@@ -361,6 +365,25 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         if names := sorted(map(str, loading[unlike])):
             raise UnsupportedModel(f"{unlike.replace('_keys', '')} tensors: {', '.join(names[:3])}")
     return model.eval().requires_grad_(False).to(device)
+
+
+@contextlib.contextmanager
+def _with_index(folder: Path) -> Iterator[Path]:
+    """A folder as transformers reads it: where parts of weights have no index, one of links to all, with an index."""
+    if names_weights(folder):
+        yield folder
+        return
+    parts = weight_files(folder)
+    with tempfile.TemporaryDirectory() as made:
+        for path in folder.iterdir():
+            if path.name not in (WEIGHTS, WEIGHTS_INDEX):
+                (Path(made) / path.name).symlink_to(path.absolute())
+        places: dict[str, str] = {}
+        for part in parts:
+            with safe_open(part, framework="pt") as opened:
+                places.update(dict.fromkeys(opened.keys(), part.name))
+        (Path(made) / WEIGHTS_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        yield Path(made)
 
 
 def _unknown(problem: str) -> UnsupportedModel:

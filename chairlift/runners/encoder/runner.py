@@ -108,6 +108,7 @@ class EncoderRunner:
             hidden_size=backbone.hidden_size,
             labels=labels,
             activation=_ACTIVATIONS.get(str(named.get("problem_type"))) if labels else None,
+            own_activation=files.activation,
             pooling="+".join(self._poolings),
             normalized=self._normalized,
             vocab_size=backbone.vocab_size,

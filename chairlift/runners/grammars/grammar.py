@@ -15,12 +15,11 @@ from pathlib import Path
 
 import llguidance
 import numpy as np
-import tokenizers
 import torch
 
 from chairlift.errors import clip
-from chairlift.folders.end_tokens import end_token_ids, special_tokens
-from chairlift.folders.model_json import read_object
+from chairlift.folders.end_tokens import end_token_ids
+from chairlift.folders.tokenizer_json import read_tokenizer
 from chairlift.ops.base import Int32s
 from chairlift.runners.grammars.leeway import FreeText, Leeway, PlainTokens
 from chairlift.runners.sequences import GRAMMAR_PART
@@ -69,13 +68,11 @@ class GrammarTokenizer:
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """Raises GrammarError if the folder has no tokenizer.json, or one that the library can't use for the model."""
-        file = folder / "tokenizer.json"
-        if not file.is_file():
+        if not (folder / "tokenizer.json").is_file():
             raise GrammarError("the model's folder has no tokenizer.json, which grammars need")
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-            eos = special_tokens(read_object(folder / "tokenizer_config.json")).get("eos_token")
-            self.eos_ids = frozenset(end_token_ids(folder, eos, backend.token_to_id))
+            backend, _, special = read_tokenizer(folder)
+            self.eos_ids = frozenset(end_token_ids(folder, special.get("eos_token"), backend.token_to_id))
             # There may be tokens that the model has no number for, as of its part for images (Gemma 3 1B).
             known = max(vocab_size, max(backend.get_vocab().values(), default=0) + 1)
             self.tokens = llguidance.LLTokenizer(backend.to_str(), known, sorted(self.eos_ids) or None)

@@ -16,7 +16,7 @@ from chairlift.folders.sentence_files import SPLADE
 from chairlift.runners.items import Encoding, ItemInfo
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import off_loop, read_json, terms_of, until_gone
-from chairlift.server.items.texts import check_not_empty, count, from_ids, from_texts, run
+from chairlift.server.items.texts import as_inputs, check_not_empty, count, from_ids, from_texts, mixture, run
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
@@ -63,13 +63,10 @@ async def embeddings(request: Request) -> Response:
 
 async def encode_input(service: ItemService, inputs: str | Sequence[Any], truncate: int | None) -> list[Encoding]:
     """All forms of `input` as encodings, each cut to `truncate` tokens (-1: what the model takes)."""
-    given: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs
-    kinds = {type(part) for part in given}
-    if kinds == {int}:
-        given, kinds = [given], {list}
+    given: Sequence[Any] = [inputs] if isinstance(inputs, str) else as_inputs(inputs)
     if len(given) > MAX_INPUTS:
         raise ApiError(400, f"input holds {len(given)} inputs, more than {MAX_INPUTS}", _FIELD, "too_many_inputs")
-    cut = cut_to(service, truncate)
+    cut, kinds = cut_to(service, truncate), set(map(type, given))
     if kinds == {str}:
         texts = cast(list[str], given)
         check_not_empty(texts, _FIELD)
@@ -78,11 +75,10 @@ async def encode_input(service: ItemService, inputs: str | Sequence[Any], trunca
         prompts = cast(list[list[int]], given)
         if not all(prompts):
             raise ApiError(400, "input must not be empty", _FIELD, "empty_input")
-        return from_ids(service, prompts, cut, _FIELD)
+        return await from_ids(service, prompts, cut, _FIELD)
     if not kinds:
         raise ApiError(400, "input must not be empty", _FIELD, "empty_input")
-    wanted = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
-    raise InvalidRequest(f"input must be {wanted}, not a mixture", _FIELD)
+    raise mixture(_FIELD)
 
 
 def whole_texts(encodings: Sequence[Encoding], info: ItemInfo) -> list[Encoding]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from chairlift.errors import InvalidRequest
 from chairlift.runners.items import Encoding, ItemInfo
-from chairlift.runners.scores import Scores, first_logits, probabilities, sigmoid
+from chairlift.runners.scores import Scores, pair_scores, probabilities
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import as_json, new_id, off_loop, read_json, terms_of, until_gone
 from chairlift.server.items.embeddings import (
@@ -117,9 +117,9 @@ async def score(request: Request) -> Response:
         else:
             pairs = list(zip(_repeated(first.texts, len(second.texts)), second.texts, strict=True))
             encodings = await from_pairs(service, pairs, cut, second.name, instruction=body.instruction)
+            activation = service.loaded().score_activation if body.activates else "none"
             answers = await run(service, encodings, terms)
-            logits = first_logits([answer.value for answer in answers])
-            scores = sigmoid(logits) if body.activates else logits
+            scores = pair_scores([answer.value for answer in answers], activation)
     data = [{"index": index, "object": "score", "score": float(each)} for index, each in enumerate(scores)]
     return as_json(_document("score", service, data, encodings), timing_headers(answers))
 
@@ -221,7 +221,7 @@ async def pooling(request: Request) -> Response:
 
 
 def _activated(info: ItemInfo, logits: Any, activates: bool) -> Scores:
-    return probabilities(np.ravel(logits), info.activation if activates else "none")
+    return probabilities(np.ravel(logits), info.score_activation if activates else "none")
 
 
 def _written(value: Any, encoding_format: str | None) -> msgspec.Raw:

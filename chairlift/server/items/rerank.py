@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest
-from chairlift.runners.scores import Scores, first_logits, sigmoid
+from chairlift.runners.scores import Scores, pair_scores
 from chairlift.server.http.api_errors import as_api_error, tei_shape
 from chairlift.server.http.exchange import (
     as_json,
@@ -89,8 +89,9 @@ async def rerank(request: Request) -> Response:
     async with until_gone(request.receive):
         pairs = [(body.query, _text(body, index)) for index in range(len(body.documents))]
         encodings = await from_pairs(service, pairs, cut, "documents", instruction=body.instruction)
+        activation = service.loaded().score_activation
         answers = await run(service, encodings, terms)
-    scores = sigmoid(first_logits([answer.value for answer in answers]))
+    scores = pair_scores([answer.value for answer in answers], activation)
     document = _document(body, service.name, scores, count(encodings), "2" if path.startswith("/v2/") else "1")
     return as_json(document, timing_headers(answers))
 

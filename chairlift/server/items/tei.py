@@ -30,12 +30,15 @@ from chairlift.server.http.exchange import (
 )
 from chairlift.server.items.embeddings import MAX_INPUTS, as_numbers, check_dimensions, stack, whole_texts
 from chairlift.server.items.texts import (
+    are_ids,
+    as_inputs,
     check_not_empty,
     check_repeated,
     encoder_of,
     from_ids,
     from_pairs,
     from_texts,
+    mixture,
     naming,
     run,
 )
@@ -43,7 +46,7 @@ from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import asked_model
 from chairlift.server.openai.body_types import Int
 from chairlift.server.openai.token_routes import tokenize_prompt
-from chairlift.text.encoding import Cut, Side
+from chairlift.text.encoding import MAX_TOKENS_TOLD, Cut, Side
 
 
 class TeiBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -259,16 +262,24 @@ async def decode_ids(request: Request) -> Response:
     """The texts of token ids."""
     body = await read_json(request, _decode_decoder)
     service = asked_model(request, body.model)
-    given = [body.ids] if all(isinstance(each, int) for each in body.ids) else body.ids
-    if any(isinstance(each, int) for each in given):
-        raise InvalidRequest("ids must be token ids or lists of them, not a mixture", "ids")
-    prompts = cast(list[list[int]], given)
+    prompts = as_inputs(body.ids)
+    _check_count(len(prompts), "ids")
+    if not all(isinstance(ids, list) for ids in prompts):
+        raise mixture("ids", "token ids or lists of them")
     if not prompts or not all(prompts):
         raise ApiError(400, "ids must not be empty", "ids", "empty_input")
-    _check_count(len(prompts), "ids")
-    decode_one = encoder_of(service).decode
     size = sum(map(len, prompts))
-    return as_json(await off_loop(size, lambda: [decode_one(ids, body.skip_special_tokens) for ids in prompts]))
+    if size > MAX_TOKENS_TOLD:
+        problem = f"ids holds {size} token ids, more than {MAX_TOKENS_TOLD}; send fewer at once"
+        raise ApiError(413, problem, "ids", "too_many_inputs")
+    decode_one = encoder_of(service).decode
+
+    def write() -> Response:
+        if not all(map(are_ids, prompts)):
+            raise mixture("ids", "token ids or lists of them")
+        return as_json([decode_one(ids, body.skip_special_tokens) for ids in prompts])
+
+    return await off_loop(size, write)
 
 
 async def predict(request: Request) -> Response:
@@ -344,11 +355,9 @@ async def info(request: Request) -> Response:
     )
 
 
-def _given(inputs: str | list[str | int | list[int]]) -> list[str | int | list[int]]:
+def _given(inputs: str | list[str | int | list[int]]) -> Sequence[str | int | list[int]]:
     """The inputs, of which one may come as it is: a text or its token ids."""
-    if isinstance(inputs, str) or (inputs and all(isinstance(each, int) for each in inputs)):
-        return [cast(str | list[int], inputs)]
-    return inputs
+    return [inputs] if isinstance(inputs, str) else as_inputs(inputs)
 
 
 async def _encode(
@@ -367,11 +376,11 @@ async def _encode(
     if all(isinstance(each, str) for each in given):
         return await from_texts(service, cast(list[str], given), cut, "inputs", places, prompt_name)
     if not all(isinstance(each, list) for each in given):
-        raise InvalidRequest("inputs must be texts or lists of token ids, not a mixture", "inputs")
+        raise mixture("inputs")
     if prompt_name is not None:
         raise InvalidRequest("prompt_name needs texts, not token ids", "prompt_name")
     ids = cast(list[list[int]], given)
-    return from_ids(service, ids, cut, "inputs")
+    return await from_ids(service, ids, cut, "inputs")
 
 
 def _cut(body: TeiBody) -> Cut | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from chairlift.engine.items.dispatcher import Answer
 from chairlift.errors import InputTooLong, InvalidRequest
@@ -15,6 +15,9 @@ from chairlift.text.encoding import Cut, TextEncoder
 
 T = TypeVar("T")
 
+_WHOLE = frozenset({int})
+# Ids that are looked at in one go, in which nobody else has the interpreter.
+_PIECE = 2**16
 # Ids that are in the vocabulary by chance are taken for this model's, so whoever sends such has to be told here.
 _OTHER_IDS = (
     "if another model's tokenizer made them, send texts instead (LangChain's OpenAIEmbeddings does so with "
@@ -88,20 +91,43 @@ def naming(field: str, number: int, work: Callable[[], T], places: Sequence[str]
     return named
 
 
-def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None, field: str) -> list[Encoding]:
-    """Encodings of token ids, taken as they are but for the cut."""
+async def from_ids(service: ItemService, prompts: Sequence[list[int]], cut: Cut | None, field: str) -> list[Encoding]:
+    """Encodings of token ids, taken as they are but for the cut. What is no number among them is refused."""
     check_number(service, len(prompts), field)
     info = service.loaded()
-    if cut is not None:
-        prompts = [_shorten(ids, cut, info.max_tokens) for ids in prompts]
     for index, ids in enumerate(prompts):
-        if min(ids) < 0 or (info.vocab_size is not None and max(ids) >= info.vocab_size):
-            problem = f"{field} has token ids outside the vocabulary of {info.vocab_size}"
-            raise InvalidRequest(f"{problem}; {_OTHER_IDS}", field)
-        if info.max_tokens is not None and len(ids) > info.max_tokens:
+        if cut is None and info.max_tokens is not None and len(ids) > info.max_tokens:
             message = f"{field}[{index}]: an input has {len(ids)} tokens, but the model takes {info.max_tokens}"
             raise InputTooLong(message, field, index)
-    return [Encoding(ids) for ids in prompts]
+
+    def encode() -> list[Encoding]:
+        if not all(map(are_ids, prompts)):
+            raise mixture(field)
+        kept = prompts if cut is None else [_shorten(ids, cut, info.max_tokens) for ids in prompts]
+        if any(min(ids) < 0 or (info.vocab_size is not None and max(ids) >= info.vocab_size) for ids in kept):
+            problem = f"{field} has token ids outside the vocabulary of {info.vocab_size}"
+            raise InvalidRequest(f"{problem}; {_OTHER_IDS}", field)
+        return [Encoding(ids) for ids in kept]
+
+    return await off_loop(sum(map(len, prompts)), encode)
+
+
+def as_inputs(given: Sequence[Any]) -> Sequence[Any]:
+    """Inputs, of which a single one's token ids may come without a list around them.
+
+    That is told by the first of them, as there may be millions; `are_ids` looks at all.
+    """
+    return [given] if given and isinstance(given[0], int) else given
+
+
+def are_ids(ids: Sequence[Any]) -> bool:
+    """Whether all of a list are whole numbers."""
+    return all(_WHOLE.issuperset(map(type, ids[at : at + _PIECE])) for at in range(0, len(ids), _PIECE))
+
+
+def mixture(field: str, kinds: str = "texts, token ids or lists of token ids") -> InvalidRequest:
+    """The refusal of inputs that are not all of one of these kinds."""
+    return InvalidRequest(f"{field} must be {kinds}, not a mixture", field)
 
 
 def check_number(service: ItemService, number: int, field: str) -> None:
