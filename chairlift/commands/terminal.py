@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import http.client
 import json
 import os
@@ -26,7 +27,9 @@ _HELP = """/new           begin anew
 /system TEXT   begin anew, with these instructions
 /retry         have the last answer given again
 /exit          leave, as Ctrl-D does; Ctrl-C ends an answer
-A line that ends in \\ goes on in the next."""
+A line that ends in \\ goes on in the next; one that begins with a space is no command."""
+_COMMANDS = ("/new", "/system", "/retry", "/exit", "/help")
+_LIKE_A_COMMAND, _LONGEST_COMMAND = re.compile(r"/[a-z]+"), 20
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +70,7 @@ def _served(model: str) -> Iterator[str]:
     if not os.path.isdir(model) and not is_gguf(Path(model)) and hub_name(model) is None:
         other = "a folder, a GGUF file or a name of the Hub, as organization/model"
         raise InvalidRequest(f"{model!r} is neither a URL nor {other}")
+    print(f"loading {model} ...", file=sys.stderr, flush=True)
     with own_server(model) as server:
         yield server.url
 
@@ -166,6 +170,14 @@ def _told(raw: bytes, status: int) -> str:
         return f"the server answered {status}"
 
 
+def _check_is_text(command: str, rest: str) -> None:
+    """Raise InvalidRequest for what somebody took for a command, or wrote wrongly."""
+    close = difflib.get_close_matches(command[:_LONGEST_COMMAND], _COMMANDS, 1, 0.7)
+    if close or (_LIKE_A_COMMAND.fullmatch(command) and not rest):
+        meant = f"did you mean {close[0]}?" if close else "/help lists what there is."
+        raise InvalidRequest(f"there is no {command[:_LONGEST_COMMAND]}; {meant} To send it, begin with a space")
+
+
 class Talk:
     """A conversation: lines in, answers out."""
 
@@ -188,7 +200,7 @@ class Talk:
                 continue
             try:
                 self._obey(command, rest.strip(), line)
-            except (RequestFailed, Unavailable) as error:
+            except (InvalidRequest, RequestFailed, Unavailable) as error:
                 if not self._is_terminal:
                     raise
                 self._say(f"{error}\n")
@@ -196,15 +208,19 @@ class Talk:
 
     def _obey(self, command: str, rest: str, line: str) -> None:
         if command == "/new":
+            if rest:
+                raise InvalidRequest("/new takes no text; /system TEXT begins anew, with these instructions")
             self._begin(self._system)
         elif command == "/system":
             self._begin(rest or None)
         elif command == "/retry":
-            if self._messages and self._messages[-1]["role"] == "assistant":
-                self._answer(self._messages[:-1])
+            if not self._messages or self._messages[-1]["role"] != "assistant":
+                raise InvalidRequest("/retry: there is no answer yet")
+            self._answer(self._messages[:-1])
         elif command == "/help":
             self._say(f"{_HELP}\n")
         else:
+            _check_is_text(command, rest)
             self._answer([*self._messages, {"role": "user", "content": line}])
 
     def _begin(self, system: str | None) -> None:

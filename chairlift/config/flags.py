@@ -81,6 +81,7 @@ HELP = {
     "max_waiting": "what may wait, beyond which a request gets 429: sequences (default: 1024) or items (4096)",
     "max_body_bytes": "bytes of a request body",
     "max_tensor_bytes": "bytes of a request body with tensors or instances",
+    "max_tensor_json_bytes": "bytes of JSON in such a body, which takes far longer to read than tensors as bytes",
     "max_n": "samples of one request",
     "max_prompts_per_request": "prompts of one completion request",
     "max_stop_strings": "stop strings of one request",
@@ -118,8 +119,8 @@ _BY_KIND = ("max_wait_ms", "max_waiting")
 _GROUPS = ((SequenceConfig, "language models"), (ItemConfig, "all other models"), (ServerConfig, "server"))
 # What means something to requests that come over no network.
 _OFF_LINE = {
-    *("max_waiting", "max_body_bytes", "max_tensor_bytes", "max_n", "max_prompts_per_request", "drain_timeout_s"),
-    "log_level",
+    *("max_waiting", "max_body_bytes", "max_tensor_bytes", "max_tensor_json_bytes", "max_n"),
+    *("max_prompts_per_request", "drain_timeout_s", "log_level"),
     *("max_stop_strings", "max_stop_chars", "max_stop_chars_total"),
 }
 # `chairlift run` has a flag of its own of this name; a model's is left to the settings file and the environment.

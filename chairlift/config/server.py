@@ -13,6 +13,7 @@ _AT_LEAST_ONE = (
     "max_waiting",
     "max_body_bytes",
     "max_tensor_bytes",
+    "max_tensor_json_bytes",
     "max_n",
     "max_prompts_per_request",
     "keep_alive_s",
@@ -70,6 +71,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_waiting: int = 1024
     max_body_bytes: int = 4 * 2**20
     max_tensor_bytes: int = 64 * 2**20
+    max_tensor_json_bytes: int = 16 * 2**20
     max_n: int = 64
     max_prompts_per_request: int = 256
     max_stop_strings: int = MAX_STOP_STRINGS

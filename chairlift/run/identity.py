@@ -17,7 +17,8 @@ from chairlift.jobs.lines import unreadable
 # Settings of models and of the server that change what the answers are, and not only when they come.
 _OF_RESULTS = (
     *("dtype", "device", "ops", "quantization", "kv_cache_dtype", "max_model_len", "seed", "generation_config"),
-    *("kind", "outputs", "options", "max_body_bytes", "max_tensor_bytes", "max_n", "max_prompts_per_request"),
+    *("kind", "outputs", "options", "max_body_bytes", "max_tensor_bytes", "max_tensor_json_bytes", "max_n"),
+    "max_prompts_per_request",
     *("max_stop_strings", "max_stop_chars", "max_stop_chars_total", "max_waiting", "model_aliases", "tool_dialect"),
     *("implementation", "call_timeout_s", "retries", "bisect"),
 )

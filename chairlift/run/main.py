@@ -297,7 +297,9 @@ class _Run:
     def _reader(self, models: "Models") -> Callable[[], Reader]:
         """What opens the input."""
         config = self._config
-        longest = max(self._server.max_body_bytes, self._server.max_tensor_bytes) + ENVELOPE_BYTES
+        server = self._server
+        tensors = min(server.max_tensor_bytes, server.max_tensor_json_bytes)
+        longest = max(server.max_body_bytes, tensors) + ENVELOPE_BYTES
         if config.format == "batch":
             return lambda: JsonLines(config.input, parse_batch_line, longest)
         from chairlift.run.tables import CsvRows, ParquetRows

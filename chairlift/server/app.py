@@ -101,7 +101,8 @@ class _Handled:
                         check_local(scope)
                     else:
                         config: ServerConfig = scope["app"].state.config
-                        visit.enter_context(admitted(tenant, self.row.right, config.model_control))
+                        row, control = self.row, config.model_control
+                        visit.enter_context(admitted(tenant, row.right, control, row.counted))
                 response = await self.row.handler(Request(scope, receive))
             except Exception as error:
                 response = as_api_error(error).response(self.row.shape)

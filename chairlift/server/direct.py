@@ -44,7 +44,7 @@ class Direct:
 
     def __init__(self, models: Models, config: ServerConfig, metrics: Exposition, origins: Origins, keys: Keys) -> None:
         self._models = models
-        self._max_bytes = min(config.max_body_bytes, MAX_BYTES)
+        self._max_bytes = min(config.max_body_bytes, config.max_tensor_bytes, config.max_tensor_json_bytes, MAX_BYTES)
         self._most_s = config.request_timeout_s
         self._keys = keys
         self._origins = origins

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# How often one who waits for a model hears that it still loads.
+_STILL_S = 10.0
 # Files and sockets beside the connections of HTTP and as many of gRPC.
 _OTHER_FILES = 512
 # As malloc.h of the GNU C library has it.
@@ -273,7 +275,11 @@ class _Front:
         if self._batches is not None:
             self._batches.resume()
         first = zip(self._first, self._services, strict=True)
-        about = await asyncio.gather(*(self._announce_model(*each) for each in first))
+        patience = asyncio.create_task(_say_it_still_loads())
+        try:
+            about = await asyncio.gather(*(self._announce_model(*each) for each in first))
+        finally:
+            patience.cancel()
         if None not in about:
             details = f" ({about[0]})" if len(about) == 1 and about[0] else ""
             _say(f"Chairlift serves {names}, ready in {time.monotonic() - self._started:.1f} s{details}")
@@ -339,6 +345,14 @@ class _Front:
             config = self._server.config
             config.timeout_graceful_shutdown = max(config.timeout_graceful_shutdown or 0, math.ceil(seconds))
             self._server.should_exit = True
+
+
+async def _say_it_still_loads() -> None:
+    """Until this is cancelled."""
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(_STILL_S)
+        _say(f"still loading, {time.monotonic() - began:.0f} s")
 
 
 def _say(line: str, to: TextIO | None = None) -> None:

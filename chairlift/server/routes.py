@@ -63,6 +63,7 @@ _infer = partial(
 _control = partial(_oip, "POST", bodies=(oip.ChangeBody,), answer="nothing", right="admin")
 _stored = partial(Endpoint, tag="files and batches", right="batch")
 _server = partial(Endpoint, tag="server")
+_look = partial(_server, "GET", counted=False)
 
 # A model's name may have slashes, so what is longer comes first.
 _MODEL = "/v2/models/{name:path}"
@@ -259,15 +260,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _stored("GET", "/v1/batches", batches.list_batches, "List batches, newest first", query=batches.LIST_QUERY),
     _stored("GET", "/v1/batches/{batch}", batches.show_batch, "A batch and how far it is"),
     _stored("POST", "/v1/batches/{batch}/cancel", batches.cancel_batch, "Cancel a batch"),
-    _server(
-        "GET",
+    _look(
         "/v1/requests",
         request_routes.list_requests,
         "Requests under way or ended, and why they wait",
         query=request_routes.LIST_QUERY,
     ),
-    _server(
-        "GET",
+    _look(
         "/v1/requests/{request}",
         request_routes.show_request,
         "Why a request waits, what became of it, or with `what_if` would have",
@@ -301,8 +300,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         local=True,
         query=traffic_routes.TRAFFIC_QUERY,
     ),
-    _server("GET", "/v1/models", status.list_models, "List models"),
-    _server("GET", "/v1/models/{model:path}", status.show_model, "A model"),
+    _look("/v1/models", status.list_models, "List models"),
+    _look("/v1/models/{model:path}", status.show_model, "A model"),
     _server(
         "POST",
         "/v1/models/{model:path}/forecast",
@@ -328,8 +327,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _server("GET", "/health/live", status.live, "200 while the process answers and minds its workers"),
     _server("GET", "/health/ready", status.ready, "200 while all models take requests"),
     _server("GET", "/metrics", status.metrics, "Metrics for Prometheus", answer="text", right="metrics"),
-    _server(
-        "GET",
+    _look(
         "/v1/live",
         live_routes.watch_server,
         "Models, slots, tenants, batches as they change; without keys for loopback only",

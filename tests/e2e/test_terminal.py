@@ -75,6 +75,29 @@ def test_commands(demo_server: Server, lines: Callable[..., list[str]]) -> None:
     said = talk(demo_server)
     assert said.count(PARIS) == 2
     assert "/system TEXT" in said
+    assert "/retry: there is no answer yet" in said
+
+
+def test_a_mistyped_command_does_not_go_to_the_model(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    def stream(self: ChatEndpoint, body: Any) -> Iterator[dict[str, str]]:
+        sent.append(body["messages"][-1]["content"])
+        yield {"content": "So."}
+
+    monkeypatch.setattr(ChatEndpoint, "stream", stream)
+    lines("/exti", "/retyr now", "/quit", "/new topic", " /quit", "/etc/hosts is what?", "/usr is what?")
+    out = io.StringIO()
+    Talk(ChatEndpoint.at("http://x", None), {}, None, out, is_terminal=True).run()
+    said = out.getvalue()
+    assert "there is no /exti; did you mean /exit? To send it, begin with a space" in said
+    assert "there is no /retyr; did you mean /retry?" in said
+    assert "there is no /quit; /help lists what there is." in said
+    assert "/new takes no text" in said
+    assert sent == [" /quit", "/etc/hosts is what?", "/usr is what?"]
+    lines("/exti")
+    with pytest.raises(InvalidRequest, match="did you mean /exit"):
+        Talk(ChatEndpoint.at("http://x", None), {}, None, out, is_terminal=False).run()
 
 
 def test_what_goes_wrong_is_said_and_forgotten(demo_server: Server, lines: Callable[..., list[str]]) -> None:
@@ -149,6 +172,7 @@ def test_a_folder_is_served_for_as_long_as_the_talk_lasts(tmp_path: Path) -> Non
         command, input="What is the capital of France?\n", capture_output=True, text=True, timeout=100, cwd=tmp_path
     )
     assert (ended.returncode, ended.stdout) == (0, f"{PARIS}\n"), ended.stderr
+    assert f"loading {demo_path()} ..." in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["chairlift.toml"]
     wrong = subprocess.run([*command[:4], "nowhere"], capture_output=True, text=True, timeout=100)
     assert (wrong.returncode, "neither a URL nor a folder" in wrong.stderr) == (1, True)

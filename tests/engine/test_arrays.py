@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from chairlift.engine.items import arrays
-from chairlift.engine.items.arrays import decode, encode
+from chairlift.engine.items.arrays import decode, decode_each, encode, encode_each, size_in_header
 from chairlift.runners.items import Encoding
 
 PLAIN = st.one_of(
@@ -56,6 +56,9 @@ def same(one: Any, other: Any) -> bool:
 @given(VALUES)
 def test_round_trip(value: Any) -> None:
     assert same(value, through(value))
+    frames = encode([value, value])
+    assert [bytes(frame) for frame in encode_each([value, value])] == [bytes(frame) for frame in frames]
+    assert same([value, value], decode_each([memoryview(bytearray(frame)) for frame in frames]))
 
 
 def test_large_arrays_are_not_copied() -> None:
@@ -160,6 +163,36 @@ def test_what_was_checked_before_is_not_looked_through(monkeypatch: pytest.Monke
     cycle.append(cycle)
     with pytest.raises(ValueError, match="contains itself"):
         encode(cycle, checked=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        ([1, "abc", b"d", None], 4 * 8 + 4),
+        ([[1, 2.5, True]], 8 + 24),
+        ([["ab", 1]], 8 + 16 + 2),
+        ([{"a": 1, "b": [1]}], 8 + 16 + 8),
+        ([{"x": np.zeros(10_000)}, np.zeros(3)], 16 + 8),
+        ([np.full(5, "a", object)], 8 + 40),
+    ],
+    ids=str,
+)
+def test_the_size_of_values_beside_their_arrays(values: list[Any], size: int) -> None:
+    assert size_in_header(values, 1000) == size
+    more = size_in_header([*values, [0.5] * 10**6], 1000)
+    assert more > 1000
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert size_in_header([cycle], 1000) > 1000
+
+
+def test_values_one_by_one_are_refused_as_all_at_once() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(ValueError, match="contains itself"):
+        encode_each([1, cycle])
+    with pytest.raises(TypeError, match="can't be sent"):
+        encode_each([object()])
 
 
 def test_nothing_waits_for_the_collector() -> None:

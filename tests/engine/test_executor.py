@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from support.encoder_factory import encoder_folder
 from chairlift.config.items import ItemConfig
 from chairlift.core.items.item import Failure
 from chairlift.engine import supervisor
-from chairlift.engine.items import arrays
+from chairlift.engine.items import arrays, process_executor, worker_answers
 from chairlift.engine.items.call import CallFailed
 from chairlift.engine.items.process_executor import ProcessExecutor
 from chairlift.engine.items.worker import compute
@@ -260,7 +262,10 @@ def test_only_the_call_that_runs_is_timed() -> None:
     asyncio.run(body())
 
 
-def test_streams_hand_over_each_part_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_streams_hand_over_each_part_once(large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if large:
+        monkeypatch.setattr(worker_answers, "LARGE_BYTES", 0)
     parts: list[dict[int, int]] = []
     seen = tmp_path / "seen"
 
@@ -283,6 +288,68 @@ def test_streams_hand_over_each_part_once(tmp_path: Path) -> None:
             died = await executor.run([5, -3], lambda new: seen.touch())
             assert all("died" in text and "after a part" in text for text in shown(died.results))
             assert (await failure_of(executor, 5, -3)).failure is Failure.DIED
+
+    asyncio.run(body())
+
+
+def test_large_calls_are_written_and_read_beside_the_loop_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, bool]] = []
+    may_go_on = {"encode_each": threading.Event(), "decode_each": threading.Event()}
+
+    def slow(module: ModuleType, name: str) -> None:
+        plain = getattr(module, name)
+
+        def watched(given: Any) -> Any:
+            seen.append((name, threading.current_thread() is threading.main_thread()))
+            assert may_go_on[name].wait(60)
+            return plain(given)
+
+        monkeypatch.setattr(module, name, watched)
+
+    slow(process_executor, "encode_each")
+    slow(worker_answers, "decode_each")
+    large = [[0.5] * 50_000, {"x": np.arange(3000.0)}]
+
+    async def body() -> None:
+        async with started(config("Doubles")) as executor:
+            calls = [asyncio.create_task(executor.run(payloads)) for payloads in (large, [2])]
+            while not seen:
+                await asyncio.sleep(0.001)
+            assert not executor._calls, "the small one waits for its turn"
+            may_go_on["encode_each"].set()
+            idle = asyncio.create_task(executor.idle())
+            # Both are computed, and the first one's results are yet to be read.
+            while len(seen) < 2 or executor._calls:
+                await asyncio.sleep(0.001)
+            assert not any(each.done() for each in (*calls, idle))
+            may_go_on["decode_each"].set()
+            first, second = [await call for call in calls]
+            assert first.results[0] == [0.5] * 100_000
+            np.testing.assert_array_equal(first.results[1]["x"], np.arange(3000.0) * 2)
+            assert second.results == [4]
+            await idle
+            assert seen == [("encode_each", False), ("decode_each", False)]
+            assert (await failure_of(executor, *[object()] * 20_000)).detail.startswith("the payload can't be sent")
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("name", ["Doubles", "Counts"])
+def test_what_can_not_be_read_costs_its_call_and_no_worker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(frames: Any) -> Any:
+        raise MemoryError("no room")
+
+    async def body() -> None:
+        async with started(config(name)) as executor:
+            with monkeypatch.context() as patch:
+                patch.setattr(worker_answers, "decode", broken)
+                failed = await failure_of(executor, 3)
+            assert (failed.failure, failed.detail) == (
+                Failure.RAISED,
+                "what the model gave can't be read: MemoryError: no room",
+            )
+            assert len((await executor.run([3])).results) == 1
+            assert executor.restarts == 0
 
     asyncio.run(body())
 

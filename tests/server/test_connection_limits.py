@@ -27,6 +27,7 @@ from chairlift.server import front
 from chairlift.server.http import exchange, protocol
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.buffered import Buffered, HeldBody
+from chairlift.server.http.places import BUSY, COMING, IDLE, Places
 from chairlift.server.models import sequence_service
 from chairlift.server.models.sequence_service import SequenceService
 
@@ -49,8 +50,8 @@ def head(path: str, size: int, more: str = JSON) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n{more}\r\n".encode()
 
 
-def connect(server: Listening) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+def connect(server: Listening, address: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20, source_address=(address, 0))
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -474,6 +475,71 @@ def test_connections_beyond_the_limit_are_told_so(monkeypatch: pytest.MonkeyPatc
             each.close()
         assert httpx.post(server.url + PREDICT, json={"instances": [1]}).status_code == 200
         until(lambda: at_rest(server))
+
+
+def test_one_address_may_have_all_connections_until_another_comes(model: Any) -> None:
+    service, dispatcher = model
+    dispatcher.held = True
+    body = b'{"instances": [1]}'
+    raw = head(PREDICT, len(body), JSON + "Connection: close\r\n") + body
+    with listening(service, max_connections=4) as server, contextlib.ExitStack() as stack:
+
+        def new(address: str = "127.0.0.1") -> socket.socket:
+            return stack.enter_context(connect(server, address))
+
+        connections = server.server.server_state.connections
+        coming, busy, idle, late = [new() for _ in range(4)]
+        coming.sendall(raw[:-5])
+        busy.sendall(raw)
+        idle.sendall(b"G")
+        until(lambda: any(each._body_bytes for each in list(connections)) and dispatcher.waiting == 1)
+        until(lambda: len(connections) == 4)
+        fifth = new()
+        fifth.sendall(raw)
+        assert b"4 connections already (max_connections)" in read_all(fifth)
+        until(lambda: len(connections) == 4)
+        other = new("127.0.0.2")
+        other.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"HTTP/1.1 200" in other.recv(65536)
+        assert read_all(idle) == b"", "it had asked nothing"
+        third = new("127.0.0.3")
+        third.sendall(raw)
+        assert b"HTTP/1.1 429" in read_all(third), "the first has no more than its share now"
+        dispatcher.held = False
+        coming.sendall(raw[-5:])
+        late.sendall(raw)
+        for each in (coming, busy, late):
+            assert b"HTTP/1.1 200" in read_all(each)
+
+
+class Holding:
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.gone = False
+
+    def give_way(self) -> None:
+        self.gone = True
+
+
+def test_who_has_more_than_a_share_makes_room_and_nobody_is_cut_off() -> None:
+    places = Places(8)
+    own = [Holding(stage) for stage in (BUSY, COMING, IDLE, BUSY, BUSY, BUSY, BUSY, BUSY)]
+    assert [places.enter("a", each) for each in own] == [*range(-7, 1)]
+    assert places.enter("a", Holding(IDLE)) == 1
+    others = [Holding(IDLE) for _ in range(3)]
+    # The ninth of the first client goes as well.
+    assert places.enter("b", others[0]) == 0
+    assert [each.gone for each in own[:4]] == [False, False, True, False]
+    assert places.enter("b", others[1]) == 0
+    assert [each.gone for each in own[:4]] == [False, True, True, False]
+    assert places.enter("b", others[2]) == 1, "six of eight are no more than a share"
+    for each in (*own, *own, *others):
+        places.leave(each)
+    assert places.beyond == -8
+    for each in own:
+        each.stage = BUSY
+        places.enter("a", each)
+    assert places.enter("b", others[0]) == 1, "what is being answered is not cut off"
 
 
 @pytest.fixture

@@ -261,6 +261,20 @@ def test_calls_that_send_nothing_leave_room_for_those_of_another_key(tmp_path: P
         assert case.stub.ModelInfer(request(), metadata=by("anna"), timeout=20).id == "mine"
 
 
+def test_calls_that_send_nothing_make_room_for_those_of_another_key(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", anna={}, ben={})
+    with serving(api_keys=str(keys), max_connections=4) as case:
+        calls, end = idle_calls(case, 5, metadata=by("anna"))
+        # The others have all places.
+        until(lambda: sum(call.done() for call in calls) == 1)
+        assert case.stub.ModelInfer(request(), metadata=by("ben"), timeout=20).id == "mine"
+        until(lambda: sum(call.done() for call in calls) == 2)
+        refused = [call for call in calls if call.done()]
+        assert {code_of(call) for call in refused} == {"RESOURCE_EXHAUSTED"}
+        assert all("(max_connections)" in call.exception().details() for call in refused)
+        end()
+
+
 def test_the_messages_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.toml", anna={}, ben={})
     with serving(api_keys=str(keys), max_buffered_bytes=10_000_000, max_body_bytes=1_300_000) as case:

@@ -17,8 +17,10 @@ from support.server_harness import Answer, FakeClient, Front, tokenizer
 from chairlift.config.server import ServerConfig
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
+from chairlift.server.anthropic.message_answer import MessageBlocks
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.text.model_dialect import ModelDialect
+from chairlift.text.reply import ArgumentsPart, CallPart
 from chairlift.text.structured import schema_grammar
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
@@ -202,6 +204,16 @@ def test_why_it_ended(marked: Marked) -> None:
     cut = ask(Front(replying('@add|{"a": 1}@')), max_tokens=6).json()
     assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
     assert ask(Front(replying(""))).json()["content"] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize("arguments", ['{"a":' + "[" * 1100, '{"a":' + "[" * 900 + "]" * 900 + "}", "[1]"])
+def test_arguments_that_can_not_be_read_are_none(arguments: str) -> None:
+    blocks = MessageBlocks(omit_thinking=False)
+    blocks.push(CallPart(0, "f"))
+    blocks.push(ArgumentsPart(0, arguments))
+    blocks.finish()
+    (call,) = blocks.content()
+    assert (call["name"], call["input"]) == ("f", {})
 
 
 def test_a_model_thinks_if_it_is_asked_to(marked: Marked) -> None:

@@ -295,6 +295,23 @@ def test_a_server_leaves_when_all_that_it_has_have_failed(monkeypatch: pytest.Mo
     assert announcing(monkeypatch, "ab", both) == (True, said)
 
 
+def test_whoever_waits_for_a_model_hears_that_it_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "_STILL_S", 1e-3)
+
+    async def test(it: Announcing) -> None:
+        it.front._listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 8000))  # type: ignore[assignment]
+        announced = asyncio.create_task(it.front._announce(None))
+        while not it.said or not it.said[-1].startswith("still loading, "):
+            await asyncio.sleep(1e-3)
+        await it.fail(0)
+        await announced
+        said = len(it.said)
+        await asyncio.sleep(0.02)
+        assert len(it.said) == said, "it goes on after the end"
+
+    assert announcing(monkeypatch, "a", test)[0]
+
+
 def test_a_model_that_cannot_be_served_for_any_other_reason_has_failed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(it: Announcing) -> None:
         it.hosts[0].loaded.set_exception(OverflowError("too large"))

@@ -9,13 +9,25 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.items_harness import Listening, LocalDispatcher, adder, counter, embedder, embedding, ids_of, listening
+from support.items_harness import (
+    Listening,
+    LocalDispatcher,
+    adder,
+    counter,
+    embedder,
+    embedding,
+    function,
+    ids_of,
+    listening,
+    threads_of,
+)
 from support.key_files import bearer, write_keys
 from support.oip_tensors import A, Shelf, check, tensors
 
 from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, DeadlineExceeded, QueueFull, RequestFailed, Unavailable
 from chairlift.runners.items import ItemInfo, TensorSpec
+from chairlift.server.http.exchange import INLINE_SIZE
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
 
@@ -24,6 +36,7 @@ triton_grpc = pytest.importorskip("tritonclient.grpc")
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 service_pb2_grpc = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
 utils = pytest.importorskip("tritonclient.utils")
+grpc_server = pytest.importorskip("chairlift.server.oip.grpc_server")
 
 
 class Case:
@@ -73,6 +86,23 @@ def test_typed_contents_and_times(case: Case) -> None:
     times = dict(call.trailing_metadata())
     assert times["x-batch-size"] == "2"
     assert times["x-inference-time-ms"] == "2.000"
+
+
+def test_large_answers_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threads_of(monkeypatch, (grpc_server, "write_response"), (grpc_server, "write_part"))
+    service, dispatcher = function()
+    with listening(service, counter()[0], grpc=True) as server:
+        it = Case(server, dispatcher)
+        for size in (10, INLINE_SIZE):
+            asked = service_pb2.ModelInferRequest(model_name="function")
+            asked.inputs.add(name="input", datatype="BYTES", shape=[1])
+            asked.raw_input_contents.append((size + 2).to_bytes(4, "little") + b'"%b"' % (b"a" * size))
+            whole = it.stub.ModelInfer(asked)
+            (part,) = it.stub.ModelStreamInfer(iter([asked]))
+            for made in (whole, part.infer_response):
+                assert made.raw_output_contents[0][4:] == b'"%b"' % (b"aa" * size)
+        it.close()
+    assert [name.startswith("asyncio_") for name in threads] == [False, False, True, True]
 
 
 def test_terms_reach_the_line(case: Case) -> None:

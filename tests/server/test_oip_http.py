@@ -20,15 +20,17 @@ from support.items_harness import (
     pair_of,
     relevance,
     reranker,
+    threads_of,
 )
 from support.oip_tensors import WORDS, Shelf, check, tensors
 from support.server_harness import Front
 
 from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 from chairlift.runners.items import ItemInfo, TensorSpec
+from chairlift.server.http.exchange import INLINE_SIZE
 from chairlift.server.models.item_service import ItemService
 from chairlift.server.models.registry import Models
-from chairlift.server.oip import tensor_items
+from chairlift.server.oip import http_routes, tensor_items
 from chairlift.server.oip.statistics import model_config
 from chairlift.server.oip.tensor_items import bare_input
 
@@ -180,10 +182,10 @@ def test_images_fit_by_default_and_no_limit_of_texts_grows() -> None:
             tensor.set_data_from_numpy(pixels)
             means = triton.infer("image", [tensor]).as_numpy("mean")
         np.testing.assert_allclose(means, pixels.mean(axis=(1, 2, 3)), rtol=1e-5)
-        body = b'{"instances": %b}' % msgspec.json.encode([{"pixels": each} for each in pixels[:6].tolist()])
-        assert len(body) > 2**24
+        body = b'{"instances": %b}' % msgspec.json.encode([{"pixels": each} for each in pixels[:4].tolist()])
+        assert len(body) > 2**23
         made = httpx.post(f"{server.url}/v1/models/image:predict", content=body, headers=JSON, timeout=60)
-        np.testing.assert_allclose(made.json()["predictions"], pixels[:6].mean(axis=(1, 2, 3)), rtol=1e-5)
+        np.testing.assert_allclose(made.json()["predictions"], pixels[:4].mean(axis=(1, 2, 3)), rtol=1e-5)
         text = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON)
         assert (text.status_code, "4194304 bytes (max_body_bytes)" in text.text) == (413, True)
     with listening(image(2)[0], max_tensor_bytes=1000) as server:
@@ -220,6 +222,15 @@ def test_lists_and_objects_are_counted_before_they_are_made(monkeypatch: pytest.
         assert infer("[[[[[[]]]]]]").status_code == 200
         refused = infer("[" + "[]," * 10 + "[]]")
         assert (refused.status_code, "input 'input' has more than 10" in refused.text) == (400, True)
+
+
+def test_long_documents_are_written_beside_the_loop(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threads_of(monkeypatch, (http_routes, "_write"))
+    for size in (10, INLINE_SIZE):
+        tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [f'"{"a" * size}"']}
+        made = httpx.post(f"{server.url}/v2/models/function/infer", json={"inputs": [tensor]}).json()
+        assert made["outputs"][0]["data"] == [f'"{"a" * 2 * size}"']
+    assert [name.startswith("asyncio_") for name in threads] == [False, True]
 
 
 def test_answers_of_texts_are_bounded(server: Listening, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """KServe v1's :predict: any JSON, tensors and texts in, predictions out; parts of streaming models as they come."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -78,6 +79,25 @@ def test_predict_refuses_by_name(server: Listening, model: str, instances: Any, 
     assert answer.status_code == (404 if model == "other" else 400)
     assert set(answer.json()) == {"error"}
     assert word in answer.json()["error"]
+
+
+def test_json_has_a_limit_of_its_own() -> None:
+    """The direct way, and that through the routes, compressed and not."""
+    with listening(adder()[0], function()[0], embedder()[0], max_tensor_json_bytes=300) as server:
+        for model, instead in (("adder", True), ("function", False)):
+            url = f"{server.url}/v1/models/{model}:predict"
+            body = b'{"instances": [%b]}' % (b" " * 300)
+            for content, headers in ((body, {}), (gzip.compress(body), {"Content-Encoding": "gzip"})):
+                answer = httpx.post(url, content=content, headers=headers | {"Content-Type": "application/json"})
+                assert answer.status_code == 413
+                told = answer.json()["error"]
+                assert "317 bytes of JSON, more than the limit of 300 (max_tensor_json_bytes); send fewer" in told
+                assert ("tensors as bytes to /v2/models/{name}/infer" in told) is instead
+        tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["[]" + " " * 300]}
+        refused = httpx.post(f"{server.url}/v2/models/function/infer", json={"inputs": [tensor]})
+        assert (refused.status_code, "max_tensor_json_bytes" in refused.text) == (413, True)
+        assert predict(server, "function", [1]).json() == {"predictions": [2]}
+        assert predict(server, "embedder", ["fox"] * 90).status_code == 200, "texts have that of all bodies"
 
 
 def test_an_item_that_the_model_refuses_is_the_clients_fault_and_named() -> None:

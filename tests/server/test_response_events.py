@@ -22,7 +22,7 @@ from chairlift.server.http.exchange import INLINE_SIZE
 from chairlift.server.models.sequence_service import SequenceService
 from chairlift.server.openai import answers
 from chairlift.server.openai.answers import named_logprobs
-from chairlift.server.responses import output_items
+from chairlift.server.responses import event_log, output_items
 from chairlift.server.responses.event_log import EventLog
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
@@ -349,6 +349,34 @@ def test_packed_events_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
             pieces = [piece async for piece in log.after(after)]
             assert b"".join(pieces) == b"".join(events[after + 1 :])
             assert max(map(len, pieces), default=0) < 200
+
+    asyncio.run(go())
+
+
+def test_packed_events_of_many_pieces_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is joined with no more than half an end of what came before it."""
+    looked: list[int] = []
+
+    class Piece(bytes):
+        def __radd__(self, before: bytes) -> bytes:
+            looked.append(len(before) + len(self))
+            return before + bytes(self)
+
+    async def in_pieces(size: int, work: Callable[[], bytes]) -> bytes:
+        return Piece(work())
+
+    events = [b"event: a\ndata: %b\n\n" % (b"x" * size) for size in (*range(90), 5000, 3)]
+
+    async def go() -> None:
+        log = EventLog()
+        log.add(events)
+        log.replace(await log.packed())
+        log.end()
+        monkeypatch.setattr(event_log, "_PIECE", 100)
+        monkeypatch.setattr(event_log, "off_loop", in_pieces)
+        assert b"".join([piece async for piece in log.after(-1)]) == b"".join(events)
+        assert b"".join([piece async for piece in log.after(89)]) == b"".join(events[90:])
+        assert 100 <= max(looked) <= 102
 
     asyncio.run(go())
 

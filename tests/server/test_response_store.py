@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.config.server import ServerConfig
-from chairlift.errors import ConfigError, Unavailable
+from chairlift.errors import ConfigError, InvalidRequest, Unavailable
 from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.tenants import Tenant
+from chairlift.server.responses.event_log import EventLog
 from chairlift.server.responses.response_store import ResponseStore, StoredResponse, items_of, kept_items
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
@@ -128,6 +129,27 @@ def test_places_in_the_background_are_for_each_tenant() -> None:
         assert msgspec.json.decode(kept.get(ALICE, "a").document)["status"] == "cancelled"
         with pytest.raises(Unavailable), kept.place(ALICE):
             pass
+
+    asyncio.run(go())
+
+
+def test_to_cancel_makes_nothing_of_a_document() -> None:
+    async def go() -> None:
+        kept = store()
+        kept.put(ALICE, StoredResponse("a", None, b"[]", b"not looked at"))
+        with pytest.raises(InvalidRequest, match="only a response with background can be cancelled"):
+            kept.cancel(ALICE, "a")
+        over, running = StoredResponse("b", None, b"[]", b"nor this"), StoredResponse("c", None, b"[]", b"")
+        over.log, running.log = EventLog(), EventLog()
+        # As it is, and would not be if it was decoded.
+        written = b'"instructions":"\\u0061","output":[{"a":  1}]'
+        running.document = b'{"id":"c","status":"in_progress",%b}' % written
+        running.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+        kept.put(ALICE, over)
+        kept.put(ALICE, running)
+        assert kept.cancel(ALICE, "b").document == b"nor this"
+        assert kept.cancel(ALICE, "c").document == b'{"id":"c","status":"cancelled",%b}' % written
+        assert kept.cancel(ALICE, "c").task is None
 
     asyncio.run(go())
 

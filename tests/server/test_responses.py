@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
-from support.items_harness import Listening, listening
+from support.items_harness import Listening, listening, threads_of
 from support.key_files import bearer, write_keys
 from support.reply_reader import HERMES_REPLY, Marked, events_of, speaking
 from support.server_harness import Answer, FakeClient, Front, full, tokenizer
@@ -20,10 +20,13 @@ from chairlift.core.finished import FinishReason
 from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import RequestFailed
 from chairlift.jobs.result_lines import usage_of
-from chairlift.server.http import part_sender
+from chairlift.server.http import exchange, part_sender
 from chairlift.server.http.local_client import AppClient
 from chairlift.server.models.sequence_service import SequenceService
+from chairlift.server.responses import response_routes
+from chairlift.server.responses.output_items import OutputItems
 from chairlift.text.model_dialect import ModelDialect
+from chairlift.text.reply import ArgumentsPart, CallPart
 from chairlift.text.structured import schema_grammar
 
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
@@ -199,6 +202,24 @@ def test_what_is_cut_off_is_incomplete(marked: Marked) -> None:
 def test_a_call_without_arguments_has_none_as_json(marked: Marked) -> None:
     answer = ask(Front(replying("@add|@@sub|@")), tools=[TOOL, OTHER])
     assert [item["arguments"] for item in answer.json()["output"]] == ["{}", "{}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ('{"a":' + "[" * 1100, "incomplete"),
+        ('{"a":' + "[" * 900 + "]" * 900 + "}", "incomplete"),
+        ('{"a":' + "[" * 60 + "]" * 60 + "}", "completed"),
+    ],
+    ids=["without an end", "deep", "as deep as may be"],
+)
+def test_arguments_that_are_nested_too_deeply_are_no_json(arguments: str, status: str) -> None:
+    items = OutputItems("resp_1")
+    items.push(CallPart(0, "f"))
+    items.push(ArgumentsPart(0, arguments))
+    items.finish(True)
+    (call,) = items.done
+    assert (call["status"], call["arguments"]) == (status, arguments)
 
 
 def test_an_error_in_a_stream_fails_the_response() -> None:
@@ -611,6 +632,22 @@ def test_lists_of_input_items() -> None:
         assert (await front.call("GET", f"/v1/responses/{name}", query="stream=false")).status == 200
 
     run(go)
+
+
+def test_input_items_are_shown_as_they_are_kept_and_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threads_of(monkeypatch, (response_routes, "_page"))
+
+    async def go() -> None:
+        front = Front(replying("ok"))
+        name = (await post(front)).json()["id"]
+        front.responses.get(None, name).input = b'[{"id":"a","x":"\\u0061"},{"id":"b","x":1}]'
+        monkeypatch.setattr(exchange, "INLINE_SIZE", 2)
+        page = await front.call("GET", f"/v1/responses/{name}/input_items", query="after=b")
+        assert b'"data":[{"id":"a","x":"\\u0061"}]' in page.body
+        assert (page.json()["first_id"], page.json()["last_id"], page.json()["has_more"]) == ("a", "a", False)
+
+    run(go)
+    assert [each.startswith("asyncio_") for each in threads] == [True]
 
 
 def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:

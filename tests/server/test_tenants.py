@@ -13,7 +13,7 @@ import pytest
 from support.batch_harness import FUNCTION, Client, check_doubled, doubling
 from support.items_harness import Listening, function, listening
 from support.key_files import bearer, key_of, write_keys
-from support.server_harness import Front
+from support.server_harness import Answer, FakeClient, Front, run, until
 
 from chairlift.jobs.store import Job, Store, StoredFile
 from chairlift.server.batches import service as batch_service
@@ -307,6 +307,71 @@ def test_how_much_was_cached_need_not_be_told() -> None:
     assert shown[0] == shown[-1] == {"cached_tokens": 3}
     assert len(hidden) == len(shown)
     assert set(hidden) == {None}
+
+
+# Looks
+
+
+async def look(front: Front, name: str, path: str = "/v1/models", query: str = "") -> Answer:
+    return await front.call("GET", path, headers=bearer(name), query=query)
+
+
+async def complete(front: Front, name: str) -> Answer:
+    return await front.post("/v1/completions", {"prompt": "hello"}, headers=bearer(name))
+
+
+def test_whoever_is_at_a_limit_can_ask_why(tmp_path: Path) -> None:
+    people: dict[str, dict[str, Any]] = {
+        "alice": {"requests_at_once": 4, "rights": ["infer"]},
+        "bob": {"tokens_per_minute": 5},
+        "carol": {"requests_per_minute": 2},
+    }
+    path = write_keys(tmp_path / "keys.toml", **people)
+
+    async def go() -> None:
+        front = Front(FakeClient(manual=True), api_keys=str(path))
+        waiting = [asyncio.create_task(complete(front, "alice")) for _ in range(4)]
+        await until(lambda: len(front.client.streams) == 4)
+        assert (await complete(front, "alice")).error["code"] == "requests_at_once"
+        front.keys.named("bob").spend(100)
+        assert (await complete(front, "bob")).error["code"] == "tokens_per_minute"
+        mine = f"/v1/requests/{front.client.streams[0].request.id}"
+        for what in ("/v1/requests", mine, "/v1/models", "/v1/models/tiny"):
+            assert (await look(front, "alice", what)).status == 200
+        assert (await look(front, "bob", "/v1/requests")).status == 200
+        for _ in range(3):
+            assert (await look(front, "carol", "/v1/live", "limit=1")).status == 200
+        assert front.keys.named("carol").left() == {"requests_per_minute": (2, 2)}
+        assert (await look(front, "alice", "/v1/live", "limit=1")).error["code"] == "missing_right"
+        front.gone.set()
+        await asyncio.gather(*waiting)
+
+    run(go)
+
+
+def test_looks_have_limits_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.http.tenants._LOOKS_PER_MINUTE", 3)
+    monkeypatch.setattr("chairlift.server.http.tenants._LOOKS_AT_ONCE", 1)
+    people = {"alice": {"requests_per_minute": 1}, "bob": {"requests_per_minute": 5}, "carol": {"requests_at_once": 1}}
+    path = write_keys(tmp_path / "keys.toml", free={}, **people)
+
+    async def go() -> None:
+        front = Front(api_keys=str(path))
+        for name, most in (("alice", 3), ("bob", 5), ("free", 9)):
+            assert [(await look(front, name)).status for _ in range(9)] == [200] * most + [429] * (9 - most)
+        refused = (await look(front, "alice")).error
+        assert refused["code"] == "requests_per_minute"
+        assert "looks at requests and models have limits of their own" in refused["message"]
+        assert (await complete(front, "alice")).status == 200
+        watching = asyncio.create_task(look(front, "carol", "/v1/live"))
+        await until(lambda: front.live.watchers)
+        assert (await look(front, "carol")).error["code"] == "requests_at_once"
+        assert (await complete(front, "carol")).status == 200
+        front.gone.set()
+        await watching
+        assert (await look(front, "carol")).status == 200
+
+    run(go)
 
 
 def test_files_need_the_right(served: Listening, tmp_path: Path) -> None:

@@ -239,6 +239,15 @@ def test_connections_count_before_their_handshake(world: World, monkeypatch: pyt
         assert httpx.get(f"{it.url}/v1/models", verify=trusting(world.ours)).status_code == 200
 
 
+def test_handshakes_of_one_address_make_room_for_another(world: World) -> None:
+    with serving(world, max_connections=4) as it, contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(silent(it)) for _ in range(4)]
+        transport = httpx.HTTPTransport(verify=trusting(world.ours), local_address="127.0.0.2")
+        client = stack.enter_context(httpx.Client(transport=transport))
+        assert client.get(f"{it.url}/v1/models").status_code == 200
+        assert ended(waiting[0])
+
+
 def ended(client: socket.socket) -> bool:
     """Wait for the end of a connection, however it comes, without an answer."""
     try:

@@ -525,6 +525,35 @@ def test_an_answer_that_goes_on_from_a_refusal_echoes_it() -> None:
     assert choice(answer)["message"]["content"] == "No, thanks"
 
 
+@pytest.mark.parametrize(
+    ("more", "field", "said"),
+    [
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "function_call", "is not supported; send tool_calls"),
+        ({"audio": {"id": "audio_1"}}, "audio", "is not supported; send what was said as content"),
+        ({"refusal": ["No."]}, "refusal", "must be text"),
+        ({"refusal": "No.", "role": "tool"}, "refusal", "of the assistant"),
+        ({"refusal": "No.", "content": "Yes."}, "refusal", "send one of them"),
+    ],
+)
+def test_what_no_template_reads_of_a_message_is_refused_by_name(more: dict[str, Any], field: str, said: str) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None} | more]
+    _, answer = chat("x", messages=messages)
+    assert (answer.status, answer.error["param"]) == (400, f"messages[1].{field}")
+    assert said in answer.error["message"]
+
+
+def test_an_assistants_refusal_without_content_is_what_it_said() -> None:
+    nothing = {"function_call": None, "audio": None, "tool_calls": None, "annotations": []}
+    said = {"role": "assistant", "content": None, "refusal": "I can't.", **nothing}
+    turns = [{"role": "user", "content": "hi"}, said]
+    made, answer = chat("x", messages=[*turns, {"role": "user", "content": "?"}])
+    assert answer.status == 200, answer.body
+    assert "<bot>I can't.<end>" in made.tokenizer.decode(made.client.requests[0].prompt_ids, skip_special_tokens=False)
+    body = {"messages": turns, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    _, answer = chat(" Sorry", **body)
+    assert choice(answer)["message"]["content"] == "I can't. Sorry"
+
+
 def test_ids_of_calls_are_short_where_the_template_wants_that() -> None:
     prompt = history("mistral")
     written = prompt.partition('"id": "')[2].partition('"')[0]

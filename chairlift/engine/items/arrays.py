@@ -15,6 +15,9 @@ _INLINE, _FRAMED, _OBJECTS = 1, 2, 3
 # Levels of lists and dicts, and how many of them on one level.
 _MAX_DEPTH, _MAX_LISTS = 96, 2**22
 _PLAIN_KINDS = "biufcSUmM"
+# The bytes that a number is counted as, and what any value has beside its content.
+_NUMBER = 8
+_NUMBERS = frozenset({int, float, bool})
 
 
 def encode(value: Any, *, checked: bool = False) -> list[bytes | memoryview]:
@@ -28,11 +31,42 @@ def encode(value: Any, *, checked: bool = False) -> list[bytes | memoryview]:
     if not checked:
         _check_depth(value)
     writer = _FrameWriter()
-    try:
-        writer.frames[0] = msgspec.msgpack.encode(value, enc_hook=writer.convert)
-    except RecursionError:
-        raise ValueError("the value is nested too deeply, or contains itself") from None
+    writer.frames[0] = writer.written(value)
     return writer.frames
+
+
+def encode_each(values: Sequence[Any]) -> list[bytes | memoryview]:
+    """The same frames of a list of values that are `checked`, made by a thread while others go on.
+
+    msgspec lets no other thread run before it has written a whole value, so they are written one by one.
+    """
+    writer = _FrameWriter()
+    writer.frames[0] = msgspec.msgpack.encode([msgspec.Raw(writer.written(value)) for value in values])
+    return writer.frames
+
+
+def size_in_header(values: Sequence[Any], most: int) -> int:
+    """About the bytes of values in their first frame; beyond `most` it looks no further.
+
+    Large arrays have frames of their own, which are not written, and others are small.
+    """
+    size = 0
+    rest: list[Any] = [values]
+    while rest and size <= most:
+        outer = rest.pop()
+        size += _NUMBER * len(outer)
+        # Lists of numbers are not gone through one by one.
+        if size > most or (isinstance(outer, list) and _NUMBERS.issuperset(map(type, outer))):
+            continue
+        for inner in outer.values() if isinstance(outer, dict) else outer:
+            kind = type(inner)
+            if kind is str or kind is bytes:
+                size += len(inner)
+            elif kind is dict or kind is list or kind is tuple:
+                rest.append(inner)
+            elif kind is np.ndarray and inner.dtype == object:
+                size += _NUMBER * inner.size
+    return size
 
 
 class _FrameWriter:
@@ -43,6 +77,13 @@ class _FrameWriter:
 
     def __init__(self) -> None:
         self.frames: list[bytes | memoryview] = [b""]
+
+    def written(self, value: Any) -> bytes:
+        """A value as it stands in the first frame. Raises as `encode`."""
+        try:
+            return msgspec.msgpack.encode(value, enc_hook=self.convert)
+        except RecursionError:
+            raise ValueError("the value is nested too deeply, or contains itself") from None
 
     def convert(self, part: Any) -> Any:
         """Return plain data for a part, or an extension that stands for it."""
@@ -100,6 +141,13 @@ def decode(frames: Sequence[memoryview], kind: Any = Any) -> Any:
     """
 
     return msgspec.msgpack.decode(frames[0], type=kind, ext_hook=_FrameReader(frames).convert)
+
+
+def decode_each(frames: Sequence[memoryview]) -> list[Any]:
+    """The same of a list, read by a thread while others go on: value by value, as `encode_each` writes them."""
+    convert = _FrameReader(frames).convert
+    values = msgspec.msgpack.decode(frames[0], type=list[msgspec.Raw])
+    return [msgspec.msgpack.decode(value, ext_hook=convert) for value in values]
 
 
 class _FrameReader(NamedTuple):

@@ -9,7 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chairlift.bodies import decode
 from chairlift.core.finished import FinishReason
+from chairlift.errors import InvalidRequest
 from chairlift.server.conversations.conversation import OpenConversation
 from chairlift.server.conversations.reply_steps import EarlyParts, reply_steps
 from chairlift.server.http.api_errors import ApiError, anthropic_error
@@ -20,6 +22,7 @@ from chairlift.text.reply import ArgumentsPart, CallPart, ContentPart, Reasoning
 
 _PING = sse_event("ping", {"type": "ping"})
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -107,10 +110,10 @@ class MessageBlocks:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments as far as they came: none, where they were cut off."""
+    """A call's arguments as far as they came: none, where they were cut off or are nested too deeply to be read."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
+        return decode(text.encode(), _arguments_decoder)
+    except InvalidRequest:
         return {}
 
 

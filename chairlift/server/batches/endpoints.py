@@ -60,7 +60,7 @@ class BatchEndpoint:
         """The bytes of a line whose body is as long as any may be."""
         most = config.max_body_bytes
         if not self.bodies_name_models:
-            most = max(most, config.max_tensor_bytes)
+            most = max(most, min(config.max_tensor_bytes, config.max_tensor_json_bytes))
         return most + ENVELOPE_BYTES
 
     def model(self, given: str | None) -> ModelService | None:

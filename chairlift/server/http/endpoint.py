@@ -21,8 +21,9 @@ class Endpoint(NamedTuple):
     struct has only defaults. `query` has the types of its parameters, by name. `answer` says what comes back if all is
     well. `tasks` are what a model may do to answer here. Lines of batches may be for a `batchable` path; their model is
     the one that the path names, or else the body. Requests for a `hot` path skip most of the routing, as those
-    for a path without parameters do. Keys need the `right`, if there is one. A `local` path is for admins, and where
-    nobody is asked for a key for this machine.
+    for a path without parameters do. Keys need the `right`, if there is one. Requests are `counted` against limits, but
+    for looks, by which whoever is at a limit learns why. A `local` path is for admins, and where nobody is asked for a
+    key for this machine.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Endpoint(NamedTuple):
     hot: bool = False
     query: Mapping[str, Any] = {}
     right: Right | None = None
+    counted: bool = True
     local: bool = False
 
 

@@ -6,22 +6,24 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_remote_addr
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.buffered import Buffered, HeldBody
 from chairlift.server.http.endpoint import ShortWay
 from chairlift.server.http.exchange import CROWDED, HELD
+from chairlift.server.http.flow import Flow
 from chairlift.server.http.part_writer import WRITER, PartQueue, PartWriter
 from chairlift.server.http.pieces import PIECE_BYTES, end_of_piece
+from chairlift.server.http.places import BUSY, COMING, IDLE, Places
 from chairlift.server.http.tls import Tls
 from chairlift.server.http.unsent import Unsent
 
@@ -30,8 +32,6 @@ HEAD_TIMEOUT_S = 30.0
 HANDSHAKE_TIMEOUT_S = 10.0
 # Connections beyond `max_connections` that are let in to be told so, and for probes, which must not fail with them.
 SPARE_CONNECTIONS = 32
-# Requests of one connection that wait for the one before them, and their bytes, beyond which no more is read.
-MOST_QUEUED, MOST_QUEUED_BYTES = 16, HIGH_WATER_LIMIT
 # Methods of which nobody reads a body, so that it is dropped as it comes.
 _BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 # Headers that come after a body: nobody asked for them, and they must not change what the request is.
@@ -75,6 +75,7 @@ class _Config(uvicorn.Config):
         self.limits = limits
         self.buffered = buffered
         self.parts = PartQueue()
+        self.places = Places(limits.max_connections)
         super().__init__(app, **more)
 
 
@@ -118,28 +119,41 @@ class Handshake(asyncio.Protocol):
     A server of the event loop's with a context tells nobody of connections whose handshake is not over.
     """
 
+    stage = IDLE
+
     def __init__(self, context: ssl.SSLContext, **given: Any) -> None:
         self._context, self._given = context, given
         self._connections: set[Any] = given["server_state"].connections
-        self._most = given["config"].limits.max_connections + SPARE_CONNECTIONS
+        self._places: Places = given["config"].places
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake, unless there are too many connections already."""
         try:
-            if len(self._connections) < self._most:
+            address = _address(get_remote_addr(cast(asyncio.Transport, transport)))
+            if self._places.enter(address, self) <= SPARE_CONNECTIONS:
                 # Goes on in another transport, as this one may read what is meant for the handshake before that begins.
                 own = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
                 self._connections.add(self)
                 self._task = asyncio.get_running_loop().create_task(self._encrypt(own))
-                self._task.add_done_callback(lambda task: self._connections.discard(self))
+                self._task.add_done_callback(self._end)
         finally:
+            if self._task is None:
+                self._places.leave(self)
             cast(asyncio.Transport, transport).abort()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(self)
+        self._places.leave(self)
 
     def shutdown(self) -> None:
         """Hang up: the server leaves."""
         if self._task is not None:
             self._task.cancel()
+
+    def give_way(self) -> None:
+        """Hang up: another client needs the place."""
+        self.shutdown()
 
     async def _encrypt(self, own: socket.socket) -> None:
         # What is wrong with a client's handshake is not the server's to report.
@@ -152,32 +166,6 @@ class Handshake(asyncio.Protocol):
         protocol = BoundedProtocol(**self._given)
         protocol.handshake = self
         return protocol
-
-
-class _Flow(FlowControl):
-    """Reads nothing more while the requests that wait for the one before them are many, or large.
-
-    As long as they are few it reads on: a client that hangs up is noticed only by who reads.
-    """
-
-    def __init__(self, transport: asyncio.Transport, queued: Collection[tuple[RequestResponseCycle, Any]]) -> None:
-        super().__init__(transport)
-        self._queued = queued
-        # What came and is yet to be parsed.
-        self.unread = b""
-
-    def resume_reading(self) -> None:
-        """Read on, if there is room for what comes."""
-        if self.read_paused and not self.unread and self.has_room():
-            super().resume_reading()
-
-    def has_room(self) -> bool:
-        """Whether another request may wait."""
-        if not self._queued:
-            return True
-        if len(self._queued) >= MOST_QUEUED:
-            return False
-        return sum(_size(cycle) for cycle, _ in self._queued) < MOST_QUEUED_BYTES
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -195,6 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the clock: a new connection has to say what it wants."""
         config = cast(_Config, self.config)
         self._limits, self._buffered, self._parts = config.limits, config.buffered, config.parts
+        self._places = config.places
         # Bytes of the head so far; later those since the last of the body, which are around chunks, or trailers.
         self._head_bytes = self._body_bytes = 0
         self._in_head, self._in_body = True, False
@@ -207,9 +196,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         cast(set[Any], self.connections).discard(self.handshake)
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport, self.pipeline)
+        self.flow = self._flow = Flow(transport, self.pipeline)
         self._unsent = Unsent(transport, self._flow, self._buffered, self._limits.write_timeout_s)
-        beyond = len(self.connections) - self._limits.max_connections
+        self._places.leave(self.handshake)
+        beyond = self._places.enter(_address(self.client), self)
         self._is_crowded = beyond > 0
         if beyond > SPARE_CONNECTIONS:
             transport.abort()
@@ -218,6 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks, and whatever is done for the client."""
+        self._places.leave(self)
         self._watch_head(False)
         self._unsent.end()
         self._keep(b"")
@@ -231,6 +222,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         if self._hang_up is not None:
             self._hang_up()
+
+    @property
+    def stage(self) -> int:
+        """What it is in the middle of; where somebody reads an answer, or it is closing anyway, that is left alone."""
+        if self.pipeline or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return BUSY
+        if self.cycle is None or self.cycle.response_complete:
+            return IDLE
+        return COMING if self._in_body and not self.cycle.response_started else BUSY
+
+    def give_way(self) -> None:
+        """Hang up: another client needs the place."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take in what came, after what came before."""
@@ -470,11 +474,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unsent.watch()
 
 
-def _size(cycle: RequestResponseCycle) -> int:
-    """About the bytes of a request that waits."""
-    scope = cycle.scope
-    line = len(scope["raw_path"]) + len(scope["query_string"])
-    return line + len(cycle.body) + sum(len(name) + len(value) for name, value in scope["headers"])
+def _address(client: tuple[str, int] | None) -> str:
+    """Whose connection it is, without its port; "" if nobody can tell."""
+    return client[0] if client is not None else ""
 
 
 def _release(cycle: RequestResponseCycle) -> None:

@@ -26,6 +26,9 @@ _SALT_BYTES = 16
 # What a key may ask for that says nothing of priorities. Those below 0 go before everybody who asks for nothing
 # special: as each is worth some waiting, the lowest for decades.
 _USUAL_PRIORITIES = 0, 2**31 - 1
+# Of looks a key may have as many as its limits say, beside what these count, and where that is less, so many: a request
+# that is open on the live page is asked for 86 times a minute, and `chairlift top` asks 60 times.
+_LOOKS_PER_MINUTE, _LOOKS_AT_ONCE = 600, 16
 
 
 class Tenant:
@@ -40,6 +43,7 @@ class Tenant:
         self._rights: frozenset[str] = frozenset(RIGHTS if name is None else ())
         self._priorities = None if name is None else _USUAL_PRIORITIES
         self._quota = Quota(Allowance(), time.monotonic())
+        self._looks = Quota(Allowance(), time.monotonic())
         self._secret = secret
 
     def change(self, entry: KeyEntry) -> None:
@@ -47,6 +51,7 @@ class Tenant:
         self._rights = frozenset(entry.rights)
         self._priorities = entry.priorities or _USUAL_PRIORITIES
         self._quota.change(entry.allowance, time.monotonic())
+        self._looks.change(_looks_of(entry.allowance), time.monotonic())
 
     @property
     def sees_all(self) -> bool:
@@ -80,6 +85,16 @@ class Tenant:
             yield
         finally:
             self.leave()
+
+    @contextlib.contextmanager
+    def look(self, right: Right | None) -> Iterator[None]:
+        """As `visit`, for what is not counted: it has limits of its own."""
+        self.check_right(right)
+        _refuse(self._looks.begin(time.monotonic()), "looks at requests and models have limits of their own: ")
+        try:
+            yield
+        finally:
+            self._looks.end()
 
     def check_size(self, tokens: int, sequences: int) -> None:
         """A 429 if a request may not read so many tokens now, or be so many sequences; a 400 if it never may.
@@ -212,14 +227,14 @@ _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
 def admitted(
-    tenant: Tenant | None, right: Right | None, model_control: bool
+    tenant: Tenant | None, right: Right | None, model_control: bool, counted: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """A request's visit. Entering it raises what `Tenant.enter` does.
+    """A request's visit, or a look where it is not `counted`. Entering it raises what `Tenant.enter` does.
 
     Where nobody is asked for a key everybody may do all that needs no admin, and what does with `model_control`.
     """
     if tenant is not None:
-        return tenant.visit(right)
+        return tenant.visit(right) if counted else tenant.look(right)
     if right == "admin" and not model_control:
         message = (
             "clients load and unload no models here: whoever runs this server can allow it to all of them with "
@@ -227,6 +242,15 @@ def admitted(
         )
         raise ApiError(403, message, code="model_control_off", kind="permission_error")
     return contextlib.nullcontext()
+
+
+def _looks_of(allowance: Allowance) -> Allowance:
+    """The limits of looks for a key with these, one for each that it has; looks read no tokens."""
+    rate, at_once = allowance.requests_per_minute, allowance.requests_at_once
+    return Allowance(
+        requests_per_minute=None if rate is None else max(rate, _LOOKS_PER_MINUTE),
+        requests_at_once=None if at_once is None else max(at_once, _LOOKS_AT_ONCE),
+    )
 
 
 def _refuse(exceeded: Exceeded | None, counted: str = "") -> None:

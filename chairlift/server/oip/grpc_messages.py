@@ -99,13 +99,43 @@ def write_response(
     service: ItemService,
     info: ItemInfo,
     request_id: str,
+    regions: SharedRegions,
     outputs: Mapping[str, TensorArray],
     wanted: Mapping[str, Place | None],
-    regions: SharedRegions,
-    final: bool | None = None,
-) -> Any:
-    """A ModelInferResponse of what is wanted; `final` is what Triton's streams say in `triton_final_response`."""
+) -> bytes:
+    """A ModelInferResponse of what is wanted, serialized."""
     response = protobuf.ModelInferResponse(model_name=service.name, model_version=service.version, id=request_id)
+    _add_outputs(response, info, regions, outputs, wanted)
+    raw: bytes = response.SerializeToString()
+    return raw
+
+
+def write_part(
+    service: ItemService,
+    info: ItemInfo,
+    request_id: str,
+    regions: SharedRegions,
+    outputs: Mapping[str, TensorArray],
+    wanted: Mapping[str, Place | None],
+    final: bool,
+) -> bytes:
+    """A ModelStreamInferResponse of the same; `final` is what Triton's streams say in `triton_final_response`."""
+    part = protobuf.ModelStreamInferResponse()
+    response = part.infer_response
+    response.model_name, response.model_version, response.id = service.name, service.version, request_id
+    _add_outputs(response, info, regions, outputs, wanted)
+    response.parameters["triton_final_response"].bool_param = final
+    raw: bytes = part.SerializeToString()
+    return raw
+
+
+def _add_outputs(
+    response: Any,
+    info: ItemInfo,
+    regions: SharedRegions,
+    outputs: Mapping[str, TensorArray],
+    wanted: Mapping[str, Place | None],
+) -> None:
     datatypes = {spec.name: spec.datatype for spec in signature(info).outputs}
     for name, place in wanted.items():
         array, datatype = outputs[name], datatypes[name]
@@ -118,9 +148,6 @@ def write_response(
         for parameter, value in regions.write(place, to_raw(array, datatype)).parameters.items():
             kind = "string_param" if isinstance(value, str) else "int64_param"
             setattr(output.parameters[parameter], kind, value)
-    if final is not None:
-        response.parameters["triton_final_response"].bool_param = final
-    return response
 
 
 def parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:

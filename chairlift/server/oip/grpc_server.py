@@ -12,15 +12,25 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, InvalidRequest
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.api_errors import ApiError, as_api_error
-from chairlift.server.http.buffered import Buffered, HeldBody, buffers_full, too_many
-from chairlift.server.http.exchange import Terms, off_loop, out_of_time, terms_in
+from chairlift.server.http.buffered import Buffered, HeldBody, buffers_full
+from chairlift.server.http.exchange import INLINE_SIZE, Terms, off_loop, out_of_time, terms_in
+from chairlift.server.http.places import Places
 from chairlift.server.http.tenants import Keys, Tenant, admitted, no_key
 from chairlift.server.http.tls import Certificates, Tls
 from chairlift.server.models.item_service import timing_headers
 from chairlift.server.models.registry import Models
+from chairlift.server.models.result_size import size_of
 from chairlift.server.oip import protobuf
-from chairlift.server.oip.grpc_calls import COPIES, Door, Rpc, RpcContext, client_of, most_bytes
-from chairlift.server.oip.grpc_messages import Call, owner_of, parameters_of, read_request, shared_size, write_response
+from chairlift.server.oip.grpc_calls import COPIES, Door, Rpc, RpcContext, RpcPlace, calls_full, client_of, most_bytes
+from chairlift.server.oip.grpc_messages import (
+    Call,
+    owner_of,
+    parameters_of,
+    read_request,
+    shared_size,
+    write_part,
+    write_response,
+)
 from chairlift.server.oip.grpc_streams import STREAM_WIDTH, Answers, RpcStream, RpcStreams
 from chairlift.server.oip.load_config import read_changes
 from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
@@ -142,10 +152,13 @@ class _Service:
         self._buffered = buffered
         self._door = Door(config, self._buffered)
         self._streams = RpcStreams(config, self._buffered)
-        self._calls = 0
+        self._places = Places(config.max_connections)
 
     def unary(self, handler: Unary, parse: FromBytes) -> Callable[[Any, RpcContext], Awaitable[bytes]]:
-        """The method: one message in, one out. The key is asked for, except where probes look, before it is read."""
+        """The method: one message in, one out. The key is asked for, except where probes look, before it is read.
+
+        A handler that may have much to say gives bytes, not a message: it has them made off the event loop.
+        """
         is_open, right = handler.__name__ in _OPEN, _RIGHTS.get(handler.__name__)
 
         async def call(_: Any, context: RpcContext) -> bytes:
@@ -155,11 +168,11 @@ class _Service:
                     rpc = Rpc(context, HeldBody(self._buffered))
                     reply = (await handler(None, rpc)).SerializeToString()
                 else:
-                    tenant, rpc = self._enter(context)
+                    tenant, rpc, place = self._enter(context)
                     with admitted(tenant, right, self._config.model_control):
                         async with asyncio.timeout(self._config.request_timeout_s):
-                            request = self._read(rpc, client_of(tenant, context), parse)
-                            reply = (await handler(await request, rpc)).SerializeToString()
+                            answer = await handler(await self._read(rpc, place, parse), rpc)
+                            reply = answer if isinstance(answer, bytes) else answer.SerializeToString()
                     # The answer takes the place of the message.
                     rpc.held.release()
                     if not rpc.held.take(COPIES * len(reply)):
@@ -175,22 +188,22 @@ class _Service:
             error = out_of_time(self._config.request_timeout_s)
         return as_api_error(error)
 
-    def _enter(self, context: RpcContext) -> tuple[Tenant | None, Rpc]:
+    def _enter(self, context: RpcContext) -> tuple[Tenant | None, Rpc, RpcPlace]:
         """Let a call in, if it may come and there are not too many. What it holds is let go when it is over."""
         tenant = self._tenant(context)
-        if self._calls >= self._config.max_connections:
-            raise too_many("calls", self._config.max_connections, "max_connections")
-        self._calls += 1
-        held = HeldBody(self._buffered)
-        context.add_done_callback(partial(self._leave, held))
-        return tenant, Rpc(context, held)
+        place, held = RpcPlace(client_of(tenant, context)), HeldBody(self._buffered)
+        if self._places.enter(place.client, place) > 0:
+            self._places.leave(place)
+            raise calls_full(self._config)
+        context.add_done_callback(partial(self._leave, place, held))
+        return tenant, Rpc(context, held), place
 
-    def _leave(self, held: HeldBody, context: RpcContext) -> None:
-        self._calls -= 1
+    def _leave(self, place: RpcPlace, held: HeldBody, context: RpcContext) -> None:
+        self._places.leave(place)
         held.release()
 
-    async def _read(self, rpc: Rpc, client: str, parse: FromBytes) -> Any:
-        raw = await self._door.read(rpc, client)
+    async def _read(self, rpc: Rpc, place: RpcPlace, parse: FromBytes) -> Any:
+        raw = await self._door.read(rpc, place)
         return await off_loop(len(raw), partial(parse, raw))
 
     def _tenant(self, context: RpcContext) -> Tenant | None:
@@ -255,7 +268,8 @@ class _Service:
         del request
         outputs, answers = await infer(service, call.tensors, call.terms)
         rpc.context.set_trailing_metadata(_timings(answers))
-        return write_response(service, info, request_id, outputs, call.outputs, self._regions)
+        write = partial(write_response, service, info, request_id, self._regions, outputs, call.outputs)
+        return await off_loop(size_of(list(outputs.values()), INLINE_SIZE), write)
 
     async def _call_of(self, request: Any, info: ItemInfo, rpc: Rpc) -> Call:
         """A ModelInferRequest, off the event loop if it is large, or its tensors in shared memory are."""
@@ -270,10 +284,12 @@ class _Service:
 
         async def call(_: Any, context: RpcContext) -> None:
             try:
-                tenant, _ = self._enter(context)
+                tenant, _, place = self._enter(context)
+                # Which streams have to make room is not told by what has come of them.
+                place.settle()
                 if tenant is not None:
                     tenant.check_right(_RIGHTS["ModelStreamInfer"])
-                async with self._streams.place(client_of(tenant, context)) as stream:
+                async with self._streams.place(place.client) as stream:
                     await self._infer_stream(context, tenant, parse, stream)
             except ApiError as error:
                 await _abort(context, error)
@@ -336,35 +352,40 @@ class _Service:
             with admitted(tenant, _RIGHTS["ModelStreamInfer"], self._config.model_control):
                 async with asyncio.timeout(self._config.request_timeout_s):
                     async for response in responses:
-                        await answers.put(protobuf.ModelStreamInferResponse(infer_response=response))
+                        await answers.put(response)
         except Exception as error:
             failed = protobuf.ModelInferResponse(id=request_id, model_name=name)
             message = str(self._refusal(error))
             last = protobuf.ModelStreamInferResponse(error_message=message, infer_response=failed)
-            await answers.put(last, force=True)
+            await answers.put(last.SerializeToString(), force=True)
         finally:
             rpc.held.release()
             done()
 
-    async def _stream(self, request: Any, rpc: Rpc) -> AsyncIterator[Any]:
+    async def _stream(self, request: Any, rpc: Rpc) -> AsyncIterator[bytes]:
+        """The messages that answer a request of a stream, each written off the event loop if it is large."""
         service = tensor_model(self._models.get(request.model_name, request.model_version))
         info, request_id = service.loaded(), request.id
         call = await self._call_of(request, info, rpc)
-        write = partial(write_response, service, info, request_id, regions=self._regions)
+        write = partial(write_part, service, info, request_id, self._regions)
         wants_last = read_flag(parameters_of(request.parameters), EMPTY_FINAL, False)
         del request
         if not info.streams:
             outputs, _ = await infer(service, call.tensors, call.terms)
-            yield write(outputs, call.outputs, final=True)
+            size = size_of(list(outputs.values()), INLINE_SIZE)
+            yield await off_loop(size, lambda: write(outputs, call.outputs, True))
             return
         payloads = await split(service, call.tensors)
         if len(payloads) != 1:
             raise InvalidRequest("a model that streams takes one item a request")
+
+        def written(part: Any) -> bytes:
+            return write(join(info, [part]), call.outputs, False)
+
         async for _, part in service.stream(payloads, call.terms):
-            outputs = join(info, [part])
-            yield write(outputs, call.outputs, final=False)
+            yield await off_loop(size_of(part, INLINE_SIZE), partial(written, part))
         if wants_last:
-            yield write({}, {}, final=True)
+            yield write({}, {}, True)
 
     async def RepositoryIndex(self, request: Any, rpc: Rpc) -> Any:
         """All models that there are, loaded or not."""

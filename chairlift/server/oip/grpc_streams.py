@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 from chairlift.config.server import ServerConfig
 from chairlift.server.http.api_errors import ApiError
@@ -109,9 +108,8 @@ class Answers:
         self._stream = stream
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(STREAM_WIDTH)
 
-    async def put(self, message: Any, force: bool = False) -> None:
-        """Another. Raises ApiError (429) if there is no room for its bytes, unless forced."""
-        raw: bytes = message.SerializeToString()
+    async def put(self, raw: bytes, force: bool = False) -> None:
+        """Another, serialized. Raises ApiError (429) if there is no room for its bytes, unless forced."""
         if force:
             self._buffered.add(len(raw))
         elif not self._buffered.take(len(raw)):

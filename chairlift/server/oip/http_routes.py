@@ -12,17 +12,35 @@ from chairlift.bodies import decode
 from chairlift.errors import InvalidRequest, Unavailable
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.buffered import HeldBody, buffers_full
-from chairlift.server.http.exchange import HELD, as_json, off_loop, read_body, stays, terms_of, until_gone
+from chairlift.server.http.exchange import (
+    HELD,
+    INLINE_SIZE,
+    as_json,
+    off_loop,
+    read_body,
+    stays,
+    terms_of,
+    until_gone,
+)
 from chairlift.server.http.tenants import TENANT, Tenant
 from chairlift.server.models.item_service import ItemService, timing_headers
 from chairlift.server.models.registry import model_in_path, models_of
+from chairlift.server.models.result_size import size_of
 from chairlift.server.oip.codec import TensorArray, from_raw, from_values, to_raw, to_values
 from chairlift.server.oip.load_config import read_changes
 from chairlift.server.oip.metadata import index, model_metadata, named_models, server_metadata, tensor_model
 from chairlift.server.oip.parameters import check_own, read_flag, read_size, read_terms, refuse_others
 from chairlift.server.oip.shared_memory import PLACE, Fetch, Place, SharedRegions, place_of
 from chairlift.server.oip.statistics import model_config, model_statistics
-from chairlift.server.oip.tensor_items import bare_input, check_lists, infer, signature, takes_texts
+from chairlift.server.oip.tensor_items import (
+    bare_input,
+    check_json_size,
+    check_lists,
+    infer,
+    signature,
+    takes_json,
+    takes_texts,
+)
 
 _HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIGITS = 18
@@ -105,7 +123,7 @@ async def infer_route(request: Request) -> Response:
     about = {"model_name": service.name, "model_version": service.version}
     if body.id:
         about["id"] = body.id
-    size = sum(array.size for array in outputs.values())
+    size = size_of(list(outputs.values()), INLINE_SIZE)
     answer, headers = await off_loop(size, lambda: _write(about, outputs, info, wanted, regions))
     kind = "application/octet-stream" if headers else "application/json"
     return Response(answer, headers=headers | timing_headers(answers), media_type=kind)
@@ -125,10 +143,12 @@ def _regions(request: Request) -> tuple[SharedRegions, str]:
 async def _read(request: Request, raw: bytes, info: ItemInfo) -> tuple[InferBody, dict[str, TensorArray]]:
     """What a body says, and its tensors. Without any JSON it is the one input, and the answer is bytes as well."""
     length = request.headers.get(_HEADER_LENGTH)
+    end = _end_of_json(raw, length)
+    # Of a model that takes JSON the bytes are documents, which are decoded too.
+    check_json_size(len(raw) if takes_json(info) else end, info, request.app.state.config)
     if length == "0":
         tensors = await off_loop(len(raw), lambda: bare_input(info, raw))
         return InferBody(inputs=[], parameters={"binary_data_output": True}), tensors
-    end = _end_of_json(raw, length)
     regions, owner = _regions(request)
 
     def read_json() -> tuple[InferBody, int]:

@@ -36,6 +36,7 @@ from chairlift.server.oip.codec import TensorArray, from_values
 from chairlift.server.oip.metadata import tensor_model
 from chairlift.server.oip.tensor_items import (
     check_inputs,
+    check_json_size,
     check_lists,
     encode_json,
     join,
@@ -68,6 +69,7 @@ async def predict(request: Request) -> Response:
     service = tensor_model(model_in_path(request, request.path_params["name"]))
     info, terms = service.loaded(), terms_of(request.scope)
     raw = await read_body(request, tensors=not takes_texts(info))
+    check_json_size(len(raw), info, request.app.state.config)
     instances = await off_loop(len(raw), lambda: read_instances(raw))
     kind = _stream_kind(request)
     if kind is not None:

@@ -13,9 +13,11 @@ import msgspec
 import numpy as np
 
 from chairlift.bodies import check_integers, decode, has_more_lists
+from chairlift.config.server import ServerConfig
 from chairlift.errors import InvalidRequest, RequestFailed
 from chairlift.runners.items import TEXT_TASKS, Encoding, ItemInfo, TensorSpec
 from chairlift.runners.tensors import datatype_of, dtype_of, itemsize_of
+from chairlift.server.http.api_errors import ApiError
 from chairlift.server.http.exchange import INLINE_SIZE, Terms, off_loop
 from chairlift.server.items.embeddings import MAX_NUMBERS
 from chairlift.server.items.texts import from_pairs, from_texts
@@ -165,6 +167,18 @@ def as_objects(elements: Sequence[bytes]) -> TensorArray:
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = elements
     return array
+
+
+def check_json_size(size: int, info: ItemInfo, config: ServerConfig) -> None:
+    """Raise a 413 for more JSON with tensors or instances than is decoded: nobody else has a turn meanwhile."""
+    most = config.max_tensor_json_bytes
+    if size <= most or takes_texts(info):
+        return
+    problem = f"the body has {size} bytes of JSON, more than the limit of {most} (max_tensor_json_bytes)"
+    instead = "send fewer items at once"
+    if not takes_json(info):
+        instead += ", or tensors as bytes to /v2/models/{name}/infer (binary_data_size)"
+    raise ApiError(413, f"{problem}; {instead}", code="body_too_large")
 
 
 def check_lists(raw: bytes, what: str = "the body") -> None:

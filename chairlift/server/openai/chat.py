@@ -232,7 +232,8 @@ class ChatAnswer(SequenceAnswer):
         self._messages = None if make_reader is None else [_Message(make_reader()) for _ in samples]
         self._logprobs: list[list[TokenLogprob]] | None = [[] for _ in samples] if body.logprobs else None
         last = body.messages[-1]
-        self._echo = text_of(last.get("content")) if body.echo and last["role"] == "assistant" else ""
+        echoes = body.echo and last["role"] == "assistant"
+        self._echo = text_of(last.get("content") or last.get("refusal")) if echoes else ""
 
     def echo_size(self, group: list[Piece]) -> int:
         """The last message, for each sample that begins."""

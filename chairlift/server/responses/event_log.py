@@ -79,9 +79,19 @@ class EventLog:
 
 async def _unpacked(packed: bytes) -> AsyncGenerator[list[bytes], None]:
     """The events that were packed, a piece after the other, each made beside the event loop."""
-    reader, rest = zlib.decompressobj(), b""
+    reader, held = zlib.decompressobj(), b""
+    # Of an event whose end has not come. One may have many pieces, so each is looked through once.
+    begun: list[bytes] = []
     while not reader.eof:
-        raw = await off_loop(_PIECE, partial(reader.decompress, packed, _PIECE))
+        raw = held + await off_loop(_PIECE, partial(reader.decompress, packed, _PIECE))
         packed = reader.unconsumed_tail
-        *events, rest = (rest + raw).split(_END)
-        yield [event + _END for event in events]
+        # What may be half an end belongs to the next piece.
+        whole = raw if reader.eof else raw.rstrip(b"\n")
+        held = raw[len(whole) :]
+        *ended, rest = whole.split(_END)
+        events = []
+        for event in ended:
+            events.append(b"".join([*begun, event, _END]))
+            begun = []
+        begun.append(rest)
+        yield events

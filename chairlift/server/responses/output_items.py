@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
+from chairlift.bodies import decode
 from chairlift.core.sequences.step import TokenLogprob
+from chairlift.errors import InvalidRequest
 from chairlift.server.http.exchange import new_id
 from chairlift.server.models.sequence_service import Sample
 from chairlift.server.openai.answers import check_logprobs, logprobs_size, named_logprobs
@@ -19,6 +21,7 @@ ItemEvent = dict[str, Any]
 
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _NO_LOGPROBS = b"[]"
+_any = msgspec.json.Decoder()
 
 
 class TextLogprobs:
@@ -151,9 +154,10 @@ class OutputItems:
 
 
 def _is_json(text: str) -> bool:
+    """Whether clients can read it: models write what is nested without end, too."""
     try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        decode(text.encode(), _any)
+    except InvalidRequest:
         return False
     return True
 

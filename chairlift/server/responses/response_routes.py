@@ -69,6 +69,16 @@ _decoder = msgspec.json.Decoder(ResponseBody)
 _input_decoder = msgspec.json.Decoder(InputBody)
 
 
+class _KeptItem(msgspec.Struct):
+    """What an item is called; its other fields are passed over."""
+
+    id: str
+
+
+_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_ids_decoder = msgspec.json.Decoder(list[_KeptItem])
+
+
 class _Ask(NamedTuple):
     """A body, understood: its own items, its tools, and the conversation with all that was before.
 
@@ -308,24 +318,29 @@ async def list_input_items(request: Request) -> Response:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, got {order!r}", "order")
-    raw = _find(request).input
-    items: list[ResponseItem] = await off_loop(len(raw), lambda: msgspec.json.decode(raw))
-    if order == "desc":
+    raw, after = _find(request).input, query.get("after")
+    page = await off_loop(len(raw), lambda: _page(raw, order == "desc", after, limit))
+    return Response(page, media_type="application/json")
+
+
+def _page(raw: bytes, last_first: bool, after: str | None, limit: int) -> bytes:
+    """So many of these items, from the one that follows `after` on. They go out as they are kept: only ids are read."""
+    items, ids = _items_decoder.decode(raw), [each.id for each in _ids_decoder.decode(raw)]
+    if last_first:
         items.reverse()
-    if (after := query.get("after")) is not None:
-        places = [index for index, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise ApiError(404, f"there is no item {after!r} in its input", "after", "item_not_found")
-        items = items[places[0] + 1 :]
-    page = items[:limit]
+        ids.reverse()
+    if after is not None and after not in ids:
+        raise ApiError(404, f"there is no item {after!r} in its input", "after", "item_not_found")
+    start = 0 if after is None else ids.index(after) + 1
+    shown = ids[start : start + limit]
     answer = {
         "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
+        "data": items[start : start + limit],
+        "first_id": shown[0] if shown else None,
+        "last_id": shown[-1] if shown else None,
+        "has_more": len(ids) > start + limit,
     }
-    return as_json(answer)
+    return msgspec.json.encode(answer)
 
 
 def _find(request: Request) -> StoredResponse:

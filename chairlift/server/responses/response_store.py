@@ -19,12 +19,15 @@ from chairlift.server.responses.response_body import ResponseItem
 
 # What is kept beside the JSON, in about so many bytes.
 _OVERHEAD = 1024
+# A document's fields as they are written: what a client sent, and it has back here, is not made again.
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class StoredResponse:
     """One response: its document and its own input items as JSON, and the response before it.
 
-    Of one in the background there are the events, and as long as it is not over the `task` that answers it.
+    Of one in the background, and of no other, there are the events, and as long as it is not over the `task` that
+    answers it.
     """
 
     __slots__ = ("document", "id", "input", "log", "previous", "task")
@@ -111,7 +114,7 @@ class ResponseStore:
     def cancel(self, tenant: Tenant | None, name: str) -> StoredResponse:
         """Cancel a response in the background; one that is over stays as it is. Raises a 404, or InvalidRequest."""
         stored = self.get(tenant, name)
-        if not msgspec.json.decode(stored.document)["background"]:
+        if stored.log is None:
             raise InvalidRequest("only a response with background can be cancelled; close the connection of others")
         self._cancel(self._shelves[_name(tenant)], stored)
         return stored
@@ -183,8 +186,8 @@ class ResponseStore:
         if stored.task is not None:
             stored.task.cancel()
             stored.task = None
-            document = msgspec.json.decode(stored.document)
-            self._change(shelf, stored, msgspec.json.encode(document | {"status": "cancelled"}))
+            fields = _fields.decode(stored.document)
+            self._change(shelf, stored, msgspec.json.encode(fields | {"status": "cancelled"}))
 
     def _change(self, shelf: _Shelf, stored: StoredResponse, document: bytes) -> None:
         before = stored.size
