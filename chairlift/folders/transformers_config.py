@@ -82,7 +82,7 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     name = raw.get("model_type")
     if not isinstance(name, str) or not name:
         raise UnsupportedModel(f"model_type {name!r} is not supported; these are: {', '.join(FAMILIES)}")
-    _refuse_known(raw, name)
+    refuse_known(raw)
     if find_spec("transformers") is None:
         raise UnsupportedModel(
             f"model_type {name!r} is not supported by native kernels, which know {', '.join(FAMILIES)}; "
@@ -112,10 +112,16 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     )
 
 
-def _refuse_known(raw: Mapping[str, Any], name: str) -> None:
-    """Raise UnsupportedModel for what transformers computes by an attention of its own, and nothing here does."""
+def refuse_known(raw: Any) -> None:
+    """Raise UnsupportedModel for what transformers computes by an attention of its own, and nothing here does.
+
+    `raw` is what a config.json holds, whatever that is.
+    """
+    if not isinstance(raw, dict):
+        return
+    name = raw.get("model_type")
     for what, why, models in REFUSED:
-        if name in models:
+        if isinstance(name, str) and name in models:
             raise UnsupportedModel(f"model_type {name!r} is not supported: it has {what}, and {why}")
     if raw.get("alibi"):
         raise UnsupportedModel(

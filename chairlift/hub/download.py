@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from chairlift.errors import DownloadFailed, UnsupportedModel, clip
 from chairlift.folders.model_json import MAX_JSON_BYTES, read_json
+from chairlift.folders.transformers_config import refuse_known
 from chairlift.hub.cache import HubCache, Kept, free_bytes, gigabytes, is_here
 from chairlift.hub.name import HubName
 from chairlift.hub.wanted import HubFile, wanted_files
@@ -139,18 +140,18 @@ class Hub:
 
     def _wanted(self, name: HubName, commit: str, there: list[HubFile]) -> list[HubFile]:
         """The files that a model is served from. Those of them that name others are downloaded for that."""
+        return wanted_files(name, there, lambda file: self._read(name, commit, file))
+
+    def _read(self, name: HubName, commit: str, file: HubFile) -> Any:
+        """What a JSON file holds, which is downloaded if it is not here."""
         folder = self.cache.snapshot(name.repo, commit)
-
-        def read(file: HubFile) -> Any:
-            if (file.size or 0) > MAX_JSON_BYTES:
-                problem = f"{file.name} of {name.repo} has {file.size} bytes"
-                raise UnsupportedModel(f"{problem}, more than the {MAX_JSON_BYTES} that are read")
-            if not is_here(folder / file.name, file):
-                self._get(name, commit, file)
-            self._check(name, folder, [file])
-            return read_json(folder / file.name)
-
-        return wanted_files(name, there, read)
+        if (file.size or 0) > MAX_JSON_BYTES:
+            problem = f"{file.name} of {name.repo} has {file.size} bytes"
+            raise UnsupportedModel(f"{problem}, more than the {MAX_JSON_BYTES} that are read")
+        if not is_here(folder / file.name, file):
+            self._get(name, commit, file)
+        self._check(name, folder, [file])
+        return read_json(folder / file.name)
 
     def _download(self, name: HubName, commit: str, files: list[HubFile]) -> Kept:
         folder = self.cache.snapshot(name.repo, commit)
@@ -164,8 +165,13 @@ class Hub:
         if downloads and (free := free_bytes(self.cache.folder)) < size + _SPARE_BYTES:
             problem = f"there is no room for {gigabytes(size)} in {self.cache.folder}, where {gigabytes(free)} are free"
             raise DownloadFailed(f"{problem}; {_MAKE_ROOM}")
+        # First what it is: nobody waits for gigabytes that can't be served.
+        config = next((file for file in files if file.name == "config.json"), None)
+        if config is not None:
+            refuse_known(self._read(name, commit, config))
         for file in missing:
-            self._get(name, commit, file)
+            if file is not config:
+                self._get(name, commit, file)
         self._check(name, folder, files)
         try:
             return self.cache.add(name, commit, files)

@@ -106,6 +106,14 @@ def test_a_model_is_downloaded_once_with_only_what_it_needs(hub: FakeHub, repo: 
     assert hub.downloads == downloads
 
 
+def test_a_family_that_is_refused_is_refused_before_its_weights_come(hub: FakeHub, repo: FakeRepo) -> None:
+    repo.files["config.json"] = b'{"model_type": "mpt", "vocab_size": 100}'
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="model_type 'mpt' is not supported: it has slopes"):
+            said()[0].fetch(NAME)
+    assert hub.downloads == ["config.json"]
+
+
 def test_a_newer_commit_is_downloaded_and_an_old_one_asked_for_by_name(hub: FakeHub, repo: FakeRepo) -> None:
     client, _ = said()
     old = client.fetch(NAME)
