@@ -44,7 +44,7 @@ async def list_requests(request: Request) -> Response:
     Without keys all are everybody's, and with an id of these a kept response can be read: so it is for this machine.
     """
     if TENANT not in request.scope:
-        check_local(request.scope)
+        check_local(request.scope, "a key")
     query = query_of(request, LIST_QUERY)
     limit, status = page_limit(query, _DEFAULT_PAGE, _MOST), query.get("status", "live")
     if status not in ("live", "ended"):

@@ -427,6 +427,7 @@ def test_without_keys_ids_are_listed_for_this_machine_alone() -> None:
             name = streams[0].request.id
             refused = await front.call("GET", "/v1/requests", client="192.0.2.7")
             assert (refused.status, refused.error["code"]) == (403, "not_local")
+            assert refused.error["message"].endswith("elsewhere it takes a key")
             assert (await front.call("GET", f"/v1/requests/{name}", client="192.0.2.7")).status == 200
             assert (await get(front)).json()["data"][0]["id"] == name
 

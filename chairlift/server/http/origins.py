@@ -78,15 +78,18 @@ class Origins:
         return self._any_address and _address(name) is not None
 
 
-def check_local(scope: Scope) -> None:
-    """A 403 for whoever comes from another machine, by a name that could lead here from anywhere, or by a proxy."""
+def check_local(scope: Scope, key: str = "a key with the right 'admin'") -> None:
+    """A 403 for whoever comes from another machine, by a name that could lead here from anywhere, or by a proxy.
+
+    It says which key would do.
+    """
     address = (scope.get("client") or [""])[0]
     headers = dict(scope["headers"])
     host = _name_of(headers.get(b"host", b"").decode("latin-1").lower())
     if not is_loopback(address) or (host and not is_loopback(host)) or _FORWARDED & headers.keys():
         message = (
             "without keys this is for the server's own machine: ask there for http://127.0.0.1, or through a tunnel "
-            "(ssh -L); elsewhere it takes a key with the right 'admin'"
+            f"(ssh -L); elsewhere it takes {key}"
         )
         raise ApiError(403, message, code="not_local", kind="permission_error")
 
