@@ -193,9 +193,20 @@ template <typename T, typename C> struct Attention {
         }
     }
 
+    // Takes off what a head's slope costs scores, the more the farther before `position` their tokens lie.
+    NOINLINE void tilt(const KvSplit<C> &now, const RowBlock &row_block, float slope, int position, float *scores) const {
+        const vfloat steps = to_float(lane_numbers()), each = vfloat{} + slope / heads.scale;
+        for (int i = row_block.begin * GROUP; i < row_block.end * GROUP; i += LANES) {
+            const float before = float(now.positions[i / GROUP] + i % GROUP - position);
+            store(scores + i, load(scores + i) + (steps + before) * each);
+        }
+    }
+
     // The highest score of a row, times the scale, once those that it does not see are masked.
-    NOINLINE float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int position, float *scores) const {
+    NOINLINE float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int head, int position,
+                              float *scores) const {
         if (heads.cap > 0) press(row_block, scores);
+        if (heads.slopes) tilt(now, row_block, heads.slopes[head], position, scores);
         const int lowest = lanes.lowest_seen(position);
         vfloat most = vfloat{} + LOWEST / scale;
         for (int g = row_block.begin; g < row_block.end; g++) {
@@ -247,7 +258,8 @@ template <typename T, typename C> struct Attention {
             const RowBlock &row_block = work.row_blocks[i];
             // Each row's highest score is a chain of dependent steps: those of several rows overlap.
             for (int r = row_block.first; r < row_block.first + row_block.rows; r++)
-                state.row_max[r] = masked_max(now, row_block, tile.first_position + r / tile.num_heads,
+                state.row_max[r] = masked_max(now, row_block, tile.first_head + r % tile.num_heads,
+                                              tile.first_position + r / tile.num_heads,
                                               work.scores + r * SCORE_STRIDE);
             for (int r = row_block.first; r < row_block.first + row_block.rows; r++)
                 softmax(now, row_block, work.scores + r * SCORE_STRIDE, state.row_max[r], state.row_sum[r],

@@ -8,11 +8,13 @@
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 // Attention heads of one layer. window <= 0 stands for no window, and a cap of 0 for none: else scores, scaled, become
-// cap * tanh(score / cap). The cache is INT8, or else of the activations' type.
+// cap * tanh(score / cap). Slopes, null or one for each head, are what a score loses for each token between the two. The
+// cache is INT8, or else of the activations' type.
 struct Heads {
     int32_t num_heads, num_kv_heads, head_dim, block_size, window;
     float scale, cap;
     int32_t cache_dtype;
+    const float *slopes;
 };
 
 // One step, as chairlift.ops.base.AttentionBatch has it.

@@ -25,6 +25,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Heads, scale),
     FIELD(Heads, cap),
     FIELD(Heads, cache_dtype),
+    FIELD(Heads, slopes),
 
     STRUCTURE(Batch),
     FIELD(Batch, query_start),

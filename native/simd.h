@@ -63,6 +63,11 @@ inline void store(float *p, vfloat v) { std::memcpy(p, &v, sizeof v); }
 inline void store(int32_t *p, vint v) { std::memcpy(p, &v, sizeof v); }
 inline vfloat to_float(vfloat v) { return v; }
 inline vfloat to_float(vint v) { return __builtin_convertvector(v, vfloat); }
+inline vint lane_numbers() {
+    vint numbers{};
+    for (int i = 0; i < LANES; i++) numbers[i] = i;
+    return numbers;
+}
 inline vfloat low_half(vuint v) { return (vfloat)(v << 16); }
 inline vfloat high_half(vuint v) { return (vfloat)(v & 0xffff0000u); }
 

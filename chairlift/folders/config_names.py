@@ -6,7 +6,7 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Raw
-from chairlift.folders.model_json import positive_size
+from chairlift.folders.model_json import optional_object, positive_size
 
 
 class NotNative(UnsupportedModel):
@@ -23,11 +23,11 @@ def gemma(raw: Raw) -> Raw:
     return {**raw, "hidden_act": "gelu_pytorch_tanh"} if raw.get("hidden_act") == "gelu" else raw
 
 
-def _refuse(raw: Raw, neutral: Mapping[str, Any]) -> None:
-    """Raise NotNative if a field that changes the numbers has another value than the one that does not."""
+def _refuse(raw: Raw, neutral: Mapping[str, Any], error: type[UnsupportedModel] = NotNative) -> None:
+    """Raise the error if a field that changes the numbers has another value than the one that does not."""
     for name, value in neutral.items():
         if raw.get(name) not in (None, value):
-            raise NotNative(f"{name}={raw[name]!r} is not supported by the native kernels")
+            raise error(f"{name}={raw[name]!r} is not supported by the native kernels")
 
 
 def _named(raw: Raw, names: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +103,6 @@ def gpt_neox(raw: Raw) -> Raw:
 
 def falcon(raw: Raw) -> Raw:
     """Falcon: heads of keys, of which the first ones have one, and whether both parts of a layer are side by side."""
-    _refuse(raw, {"alibi": False})
     new, heads = bool(raw.get("new_decoder_architecture")), raw.get("num_attention_heads")
     found = {"max_position_embeddings": 2048, **raw}
     found["intermediate_size"] = raw.get("ffn_hidden_size") or _four_times(found)
@@ -122,6 +121,30 @@ def falcon_norms(raw: Raw) -> LayerNorms:
     if raw.get("new_decoder_architecture") and (raw.get("num_ln_in_parallel_attn") or 2) == 2:
         return LayerNorms("ln_attn", mlp_pre="ln_mlp")
     return LayerNorms(mlp_pre="input_layernorm") if raw["parallel_attn"] else LayerNorms()
+
+
+def bloom(raw: Raw) -> Raw:
+    """BLOOM: sizes have short names, and its folders seldom say how long texts may be."""
+    _refuse(raw, {"apply_residual_connection_post_layernorm": False}, UnsupportedModel)
+    found = _named(raw, {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"})
+    found = {"max_position_embeddings": 2048, **_named(found, {"max_position_embeddings": "seq_length"})}
+    return {**found, "intermediate_size": _four_times(found), "num_key_value_heads": None}
+
+
+def mpt(raw: Raw) -> Raw:
+    """MPT: sizes have short names, and attention has a config of its own."""
+    attention = {f"attn_config.{name}": value for name, value in optional_object(raw, "attn_config").items()}
+    switches = {"attn_type": "multihead_attention", "clip_qkv": None, "softmax_scale": None, "alibi": True}
+    switches |= {"prefix_lm": False, "qk_ln": False}
+    _refuse(attention, {f"attn_config.{name}": value for name, value in switches.items()}, UnsupportedModel)
+    _refuse(raw, {"no_bias": True}, UnsupportedModel)
+    if raw.get("norm_type") != "layernorm":
+        _refuse(raw, {"norm_type": "low_precision_layernorm"}, UnsupportedModel)
+    names = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+    found = _named(raw, names | {"max_position_embeddings": "max_seq_len"})
+    ratio = 4 if raw.get("expansion_ratio") is None else raw["expansion_ratio"]
+    found["intermediate_size"] = ratio * positive_size(found, "hidden_size")
+    return {"max_position_embeddings": 2048, **found, "num_key_value_heads": None}
 
 
 def cohere(raw: Raw) -> Raw:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from chairlift.folders.alibi import slopes_of_bloom, slopes_of_falcon, slopes_of_mpt
 from chairlift.folders.config_names import (
+    bloom,
     cohere,
     deepseek2,
     deepseek3,
@@ -13,6 +15,7 @@ from chairlift.folders.config_names import (
     gpt,
     gpt_neox,
     minicpm3,
+    mpt,
     opt,
     stablelm,
     stablelm_norms,
@@ -42,6 +45,7 @@ from chairlift.folders.layer_rules import (
     rotated_but_every_fourth,
     rotated_none,
     rotated_with_window,
+    rotated_without_slopes,
     window_after,
     window_but,
     window_by_turns,
@@ -51,6 +55,7 @@ from chairlift.folders.layer_rules import (
     window_without_rotation,
 )
 from chairlift.folders.tensor_names import (
+    BLOOM,
     ERNIE,
     FALCON,
     GPT2,
@@ -58,6 +63,7 @@ from chairlift.folders.tensor_names import (
     GPT_NEOX,
     JOINT,
     JOINT_MLP,
+    MPT,
     OPT,
     STARCODER2,
 )
@@ -382,6 +388,38 @@ FAMILIES: dict[str, DecoderFamily] = {
         tied=True,
         rms_norm_eps=1e-5,
         eps_field="layer_norm_epsilon",
+        rotated=rotated_without_slopes,
+        slopes=slopes_of_falcon,
+    ),
+    "bloom": DecoderFamily(
+        dialect=bloom,
+        names=BLOOM,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        norm_kind="layer",
+        float_norms=True,
+        gated=False,
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        tied=True,
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_epsilon",
+        rotated=rotated_none,
+        slopes=slopes_of_bloom,
+    ),
+    "mpt": DecoderFamily(
+        dialect=mpt,
+        names=MPT,
+        norms=LayerNorms("norm_1", mlp_pre="norm_2"),
+        norm_kind="unbiased",
+        float_norms=True,
+        gated=False,
+        activation=("hidden_act", "gelu"),
+        tied=True,
+        rms_norm_eps=1e-5,
+        eps_field="layer_norm_epsilon",
+        rotated=rotated_none,
+        slopes=slopes_of_mpt,
     ),
     "opt": DecoderFamily(
         dialect=opt,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from chairlift.folders.alibi import Slopes
 from chairlift.folders.config_names import as_it_is
 from chairlift.folders.expert_rules import ExpertRule
 from chairlift.folders.layer_norms import BEFORE, LayerNorms
@@ -43,10 +44,10 @@ class DecoderFamily:
     and `rope_theta` are used where the config leaves them out. `windows` gives each layer's sliding window from the
     raw config, `rope` the fields with the rotation of layers with or without one, and `rotated` which layers are.
     What is rotated together are the two halves of a head, or `neighbours`; of each head a part, if there is a
-    `rotary_share`, which a config can change. `caps`: the fields with caps of scores and logits, and what it means
-    to leave them out. `sinks`: the files have one for each head. `quantized`: the `quant_method` of folders that
-    are packed so. `experts`: how the config describes those of layers that have any in place of one MLP. `latent`:
-    keys and values are made of a latent.
+    `rotary_share`, which a config can change. `slopes`, as alibi.py gives them from the raw config, are added to
+    scores. `caps`: the fields with caps of scores and logits, and what it means to leave them out. `sinks`: the files
+    have one for each head. `quantized`: the `quant_method` of folders that are packed so. `experts`: how the config
+    describes those of layers that have any in place of one MLP. `latent`: keys and values are made of a latent.
     """
 
     qkv_bias: Bias = False
@@ -78,6 +79,7 @@ class DecoderFamily:
     rotated: Callable[[Raw, Windows], Rotated] = rotated_all
     neighbours: bool = False
     rotary_share: float | None = None
+    slopes: Callable[[Raw], Slopes | None] | None = None
     caps: Mapping[str, float] | None = None
     sinks: bool = False
     quantized: str | None = None

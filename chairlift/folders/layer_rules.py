@@ -113,8 +113,13 @@ def rotated_all(raw: Raw, windows: Windows) -> Rotated:
     return (True,) * len(windows)
 
 
+def rotated_without_slopes(raw: Raw, windows: Windows) -> Rotated:
+    """Falcon: all layers are, or have slopes in place of it."""
+    return (not raw.get("alibi"),) * len(windows)
+
+
 def rotated_none(raw: Raw, windows: Windows) -> Rotated:
-    """No layer is: positions are learned."""
+    """No layer is: positions are learned, or there are slopes."""
     return (False,) * len(windows)
 
 

@@ -11,13 +11,14 @@ class TensorNames:
     number. What is one projection, of `qkv` or of `gate_up`, may be one tensor, or one for each part. Names of
     `gate_up` and `down` follow that of the `mlp`. With `grouped` heads the rows of `qkv` are, for each head of
     keys, the queries' that belong to it, its own and its values'. `transposed`: projections of layers are [in,
-    out]. `position_offset`: so many rows come before the first position's. `head` has all names that it may have.
-    `derived`: endings of names of what only follows from config.json. `ahead`: beginnings of names of what only guesses
-    the tokens after the next.
+    out]. The embedding may have an `embedding_norm`. `position_offset`: so many rows come before the first position's.
+    `head` has all names that it may have. `derived`: endings of names of what only follows from config.json. `ahead`:
+    beginnings of names of what only guesses the tokens after the next.
     """
 
     base: str = "model."
     embedding: str = "embed_tokens"
+    embedding_norm: str | None = None
     positions: str | None = None
     position_offset: int = 0
     layers: str = "layers."
@@ -75,6 +76,17 @@ FALCON = TensorNames(
     out="self_attention.dense",
     gate_up=("dense_h_to_4h",),
     down="dense_4h_to_h",
+)
+BLOOM = replace(FALCON, embedding_norm="word_embeddings_layernorm")
+MPT = TensorNames(
+    base="transformer.",
+    embedding="wte",
+    layers="blocks.",
+    norm="norm_f",
+    qkv=("attn.Wqkv",),
+    out="attn.out_proj",
+    mlp="ffn.",
+    gate_up=("up_proj",),
 )
 OPT = TensorNames(
     base="model.decoder.",

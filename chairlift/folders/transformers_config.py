@@ -32,6 +32,8 @@ _LEFT_OUT = {
         "max_position_embeddings": 131072,
     },
 }
+# With slopes in place of positions, whatever their folders say.
+_SLOPED = ("bloom", "mpt")
 _NOT_TAKEN_OVER = "their attention can't be taken over"
 # Tokens of a sequence where a model has states alone, and so no bound.
 _UNBOUNDED = 32768
@@ -61,7 +63,6 @@ REFUSED = (
         {"deepseek_v32": "DeepSeek V3.2", "glm_moe_dsa": "GLM 5"},
     ),
     Refused("layers that share one attention", _NOT_TAKEN_OVER, {"zamba": "Zamba", "zamba2": "Zamba 2"}),
-    Refused("slopes instead of positions", _NOT_TAKEN_OVER, {"bloom": "BLOOM", "mpt": "MPT"}),
 )
 
 
@@ -83,6 +84,12 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     if not isinstance(name, str) or not name:
         raise UnsupportedModel(f"model_type {name!r} is not supported; these are: {', '.join(FAMILIES)}")
     refuse_known(raw)
+    if raw.get("alibi") or name in _SLOPED:
+        what = f"alibi={raw['alibi']!r}" if raw.get("alibi") else f"model_type {name!r}"
+        raise UnsupportedModel(
+            f"{what} means slopes in place of positions, which native kernels alone compute, of the families "
+            f"{', '.join(_SLOPED)} and falcon"
+        )
     if find_spec("transformers") is None:
         raise UnsupportedModel(
             f"model_type {name!r} is not supported by native kernels, which know {', '.join(FAMILIES)}; "
@@ -123,10 +130,6 @@ def refuse_known(raw: Any) -> None:
     for what, why, models in REFUSED:
         if isinstance(name, str) and name in models:
             raise UnsupportedModel(f"model_type {name!r} is not supported: it has {what}, and {why}")
-    if raw.get("alibi"):
-        raise UnsupportedModel(
-            f"alibi={raw['alibi']!r} is not supported: it has slopes instead of positions, and {_NOT_TAKEN_OVER}"
-        )
 
 
 def _is_known(model_type: str) -> bool:

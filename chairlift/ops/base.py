@@ -115,7 +115,8 @@ class HeadShape:
     """Attention heads of one layer.
 
     `window`: a token sees itself and the window - 1 tokens before it (None: all). `cap`: scores, once scaled, become
-    cap * tanh(score / cap) (None: they stay).
+    cap * tanh(score / cap) (None: they stay). `slopes`: what a score loses under each head for each token that the
+    key's is before the query's (None: nothing).
     """
 
     num_heads: int
@@ -124,6 +125,7 @@ class HeadShape:
     scale: float
     window: int | None = None
     cap: float | None = None
+    slopes: tuple[float, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.kv_layout import has_kernels, padded_dim
 from chairlift.ops.native import DTYPES, load_library, product_path, zeros
+from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight, addresses
 from chairlift.ops.recurrence import NativeRecurrence
 from chairlift.ops.reference import FollowedLinear, ReferenceLinear
@@ -311,8 +312,7 @@ class CpuOps:
         key = (heads, k.shape[3], k.dtype)
         found = self._heads.get(key)
         if found is None:
-            sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
-            struct = native.HeadsStruct(*sizes, heads.scale, heads.cap or 0.0, DTYPES[k.dtype])
+            struct = heads_struct(heads, k)
             found = self._heads[key] = struct, ctypes.addressof(struct)
         return found[1]
 

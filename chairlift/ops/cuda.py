@@ -12,7 +12,7 @@ from chairlift.ops.reference import ReferenceOps, gather
 
 
 class CudaOps(ReferenceOps):
-    """`Ops` on CUDA. Attention in bfloat16 is PyTorch's, which neither caps scores nor knows sinks; all else is as is.
+    """`Ops` on CUDA. Attention in bfloat16 is PyTorch's, which knows no caps, slopes or sinks; all else is as is.
 
     float32 stays with the reference: PyTorch's kernels may round it to tf32.
     """
@@ -25,7 +25,8 @@ class CudaOps(ReferenceOps):
         self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
     ) -> Tensor:
         """Attention of each token of q [T, Hq * D] over its sequence's cached tokens, up to itself: [T, Hq * D]."""
-        if sinks is not None or heads.cap is not None or not q.dtype == cache[0].dtype == torch.bfloat16:
+        plain = sinks is None and heads.cap is None and heads.slopes is None
+        if not (plain and q.dtype == cache[0].dtype == torch.bfloat16):
             return super().attention(q, cache, batch, heads, sinks)
         if batch.max_query_len == 1:
             return _decode(q, cache, batch, heads)

@@ -11,6 +11,7 @@ from chairlift.ops import native
 from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mlp
 from chairlift.ops.experts import Experts
 from chairlift.ops.latent import EPS, LatentOutput, LatentProjection
+from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight
 
 
@@ -125,16 +126,7 @@ class FusedDecoder:
             None if weights.positions is None else weights.positions.data_ptr(),
             # Without a head its structure is all zeros, and nobody looks at it.
             native.WeightStruct() if weights.head is None else weights.head.struct,
-            native.HeadsStruct(
-                heads.num_heads,
-                heads.num_kv_heads,
-                heads.head_dim,
-                k.shape[3],
-                0,
-                heads.scale,
-                heads.cap or 0.0,
-                native.DTYPES[k.dtype],
-            ),
+            heads_struct(heads, k),
             weights.eps,
             weights.embedding_scale,
             native.DTYPES[self._dtype],

@@ -44,6 +44,7 @@ class HeadsStruct(ctypes.Structure):
         ("scale", FLOAT),
         ("cap", FLOAT),
         ("cache_dtype", INT32),
+        ("slopes", ctypes.POINTER(FLOAT)),
     ]
 
 

@@ -4,7 +4,7 @@ CPU and CUDA, float32 and bfloat16. Each operation computes in float32 and round
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -234,10 +234,20 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * inverse.unsqueeze(-1)).round().to(torch.int8), largest / 127
 
 
-def _scaled(products: Tensor, heads: HeadShape) -> Tensor:
-    """Scores of products of queries and keys."""
+def _scaled(products: Tensor, heads: HeadShape, before: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Scores of products of queries and keys, which are so many tokens `before` those.
+
+    `before` is as wide as scores are, and `shape` lays out a number for each head as scores have them.
+    """
     scores = products * heads.scale
-    return scores if heads.cap is None else heads.cap * (scores / heads.cap).tanh()
+    if heads.cap is not None:
+        scores = heads.cap * (scores / heads.cap).tanh()
+    return scores if heads.slopes is None else scores - _slopes(heads.slopes, before.device).view(shape) * before
+
+
+@lru_cache(maxsize=16)
+def _slopes(slopes: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(slopes, dtype=torch.float32, device=device)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -281,8 +291,10 @@ def _decode_rows(
     if scales:
         k, v = (rounded * scale.unsqueeze(-1) for rounded, scale in zip((k, v), scales, strict=True))
     grouped = q.float().view(count, heads.num_kv_heads, -1, heads.head_dim)
-    scores = _scaled(torch.einsum("shgd,skhd->shgk", grouped, k), heads)
-    weights = _softmax(scores.masked_fill_(~seen[:, None, None], float("-inf")), sinks, (1, heads.num_kv_heads, -1, 1))
+    shape = (1, heads.num_kv_heads, -1, 1)
+    before = (ends - 1 - positions)[:, None, None]
+    scores = _scaled(torch.einsum("shgd,skhd->shgk", grouped, k), heads, before, shape)
+    weights = _softmax(scores.masked_fill_(~seen[:, None, None], float("-inf")), sinks, shape)
     v = v.masked_fill(~seen[:, :, None, None], 0)
     return torch.einsum("shgk,skhd->shgd", weights, v).reshape(count, -1).to(q.dtype)
 
@@ -308,10 +320,11 @@ def _attend_rows(q: Tensor, query: Tensor, k: Tensor, v: Tensor, heads: HeadShap
     """The tokens of one sequence that are at `query` [n, 1]; k and v are float32."""
     groups = heads.num_heads // heads.num_kv_heads
     grouped = q.float().view(len(q), heads.num_kv_heads, groups, heads.head_dim)
-    scores = _scaled(torch.einsum("qhgd,khd->hgqk", grouped, k), heads)
+    shape = (heads.num_kv_heads, -1, 1, 1)
     key = torch.arange(len(k), device=q.device)
+    scores = _scaled(torch.einsum("qhgd,khd->hgqk", grouped, k), heads, query - key, shape)
     hidden = key > query
     if heads.window is not None:
         hidden |= key <= query - heads.window
-    weights = _softmax(scores.masked_fill_(hidden, float("-inf")), sinks, (heads.num_kv_heads, -1, 1, 1))
+    weights = _softmax(scores.masked_fill_(hidden, float("-inf")), sinks, shape)
     return torch.einsum("hgqk,khd->qhgd", weights, v).reshape(len(q), -1).to(q.dtype)

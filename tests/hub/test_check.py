@@ -96,16 +96,16 @@ def test_the_type_that_a_gguf_file_is_computed_in_is_marked(
     [
         (
             {"model_type": "mpt", "architectures": ["MPTForCausalLM"], "d_model": 4096, "n_heads": 32, "n_layers": 32}
-            | {"max_seq_len": 2048, "vocab_size": 50432},
-            "model_type 'mpt' is not supported: it has slopes instead of positions, and their attention can't be",
+            | {"max_seq_len": 65536, "vocab_size": 50432, "attn_config": {"clip_qkv": 6, "alibi_bias_max": 16}},
+            "attn_config.clip_qkv=6 is not supported",
         ),
         (
-            {"model_type": "falcon", "architectures": ["FalconForCausalLM"], "alibi": True, "hidden_size": 64}
+            {"model_type": "zamba", "architectures": ["ZambaForCausalLM"], "hidden_size": 64}
             | {"num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 512, "vocab_size": 320},
-            "alibi=True is not supported: it has slopes instead of positions",
+            "model_type 'zamba' is not supported: it has layers that share one attention",
         ),
     ],
-    ids=["mpt", "falcon"],
+    ids=["mpt", "zamba"],
 )
 def test_what_loading_would_refuse_is_refused(
     config: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -107,9 +107,9 @@ def test_a_model_is_downloaded_once_with_only_what_it_needs(hub: FakeHub, repo: 
 
 
 def test_a_family_that_is_refused_is_refused_before_its_weights_come(hub: FakeHub, repo: FakeRepo) -> None:
-    repo.files["config.json"] = b'{"model_type": "mpt", "vocab_size": 100}'
+    repo.files["config.json"] = b'{"model_type": "zamba", "vocab_size": 100}'
     for _ in range(2):
-        with pytest.raises(UnsupportedModel, match="model_type 'mpt' is not supported: it has slopes"):
+        with pytest.raises(UnsupportedModel, match="model_type 'zamba' is not supported: it has layers"):
             said()[0].fetch(NAME)
     assert hub.downloads == ["config.json"]
 

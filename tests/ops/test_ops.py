@@ -188,6 +188,14 @@ def test_attention_on_rounded_values_is_that_of_the_reference(native: Ops, dtype
 
 
 @needs_native
+def test_slopes_are_those_of_the_reference(native: Ops, dtype: torch.dtype) -> None:
+    heads = HeadShape(6, 2, 40, 0.2, 90, slopes=(0.9, 0.5, 0.1, 0.03, 0.004, 0.0))
+    for ops in (native, AtOnce()):
+        for one, other in zip(run_steps(ops, heads, dtype, 8, STEPS), reference_steps(heads, dtype, 8), strict=True):
+            close(one, other)
+
+
+@needs_native
 def test_sums_over_the_widest_heads_fit(native: Ops, dtype: torch.dtype) -> None:
     """All numbers are at the end of their range, so that every product of the last token with itself is the largest."""
     heads = HeadShape(2, 1, 576, 576**-0.5, None)

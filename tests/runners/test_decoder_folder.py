@@ -270,8 +270,16 @@ def test_defaults_of_head_dim() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model_type": "bloom"}, ["bloom", "llama", "mistral", "qwen2", "qwen3"]),
+        ({"model_type": "xglm"}, ["xglm", "llama", "mistral", "qwen2", "qwen3"]),
         ({"model_type": None}, ["None", "llama"]),
+        ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, ["_post_layernorm=True"]),
+        *(
+            ({"model_type": "mpt", "attn_config": {name: value}}, [f"attn_config.{name}={value}"])
+            for name, value in (("clip_qkv", 6), ("alibi", False), ("qk_ln", True), ("softmax_scale", 0.1))
+        ),
+        ({"model_type": "mpt", "no_bias": False}, ["no_bias=False"]),
+        ({"model_type": "mpt", "norm_type": "rmsnorm"}, ["norm_type='rmsnorm'"]),
+        ({"model_type": "mpt", "attn_config": {"alibi_bias_max": "8"}}, ["alibi_bias_max"]),
         ({"model_type": "gemma3"}, ["'gemma3'", "gemma3_text"]),
         ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu", "silu"]),
         ({"model_type": "gemma3_text", "hidden_activation": "sigmoid"}, ["hidden_activation", "sigmoid"]),

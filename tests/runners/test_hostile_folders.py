@@ -139,7 +139,7 @@ def test_a_link_out_of_the_folder_is_how_caches_are_made(tmp_path: Path) -> None
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "fields", [{"hidden_size": 2**40}, {"model_type": "bloom"}, {"quantization_config": {"a": 1}}], ids=str
+    "fields", [{"hidden_size": 2**40}, {"model_type": "zamba"}, {"quantization_config": {"a": 1}}], ids=str
 )
 def test_a_worker_refuses_before_it_loads_torch(fields: dict[str, Any], tmp_path: Path) -> None:
     """Its modules say so, rather than a clock."""

@@ -32,7 +32,7 @@ from chairlift.ops.base import Linear
 from chairlift.ops.reference import ReferenceOps
 from chairlift.ops.select import select_ops
 from chairlift.runners.decoder import runner, transformers_parts
-from chairlift.runners.decoder.config import read_any_config
+from chairlift.runners.decoder.config import DecoderConfig, read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
 
 NUM_OUTPUT = 64
@@ -255,7 +255,7 @@ def test_an_old_transformers_is_named_where_it_may_be_the_reason(monkeypatch: py
         ({"num_attention_heads": "4"}, "num_attention_heads"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"layer_types": ["chunked_attention"]}, "chunked_attention"),
-        ({"alibi": True}, "alibi=True is not supported: it has slopes"),
+        ({"alibi": True}, "alibi=True means slopes .* native kernels alone compute"),
         *(
             ({"model_type": name}, f"model_type '{name}' is not supported: it has {refused.what}, and {refused.why}")
             for refused in transformers_config.REFUSED
@@ -269,6 +269,14 @@ def test_folders_are_refused_by_name_before_anything_is_loaded(
     folder = edited_folder(tmp_path / "m", foreign_folder("phi", "phi"), **fields)
     with pytest.raises(UnsupportedModel, match=problem):
         read_any_config(folder, "auto")
+
+
+@pytest.mark.parametrize("variant", ["bloom", "mpt", "falcon_slopes"])
+def test_slopes_are_computed_by_native_kernels_alone(variant: str) -> None:
+    folder = model_folder(variant)
+    assert isinstance(read_any_config(folder, "auto"), DecoderConfig)
+    with pytest.raises(UnsupportedModel, match="means slopes in place of positions, which native kernels alone"):
+        read_any_config(folder, "transformers")
 
 
 def test_code_in_a_folder_is_not_asked_where_transformers_has_the_family(tmp_path: Path) -> None:

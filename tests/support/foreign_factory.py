@@ -141,11 +141,6 @@ NATIVE_TOO |= {"deepseek_v2", "deepseek_v3", "minicpm3", "glm4_moe_lite", "youtu
 # What can't be honoured, and what is said of it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2": ("gemma2", TINY | {"head_dim": 16}, "softcap"),
-    "bloom": (
-        "bloom",
-        {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},
-        "of its 2 layers 0 have",
-    ),
     "zamba2": (
         "zamba2",
         TINY

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -244,6 +245,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "falcon_multi_query": ("falcon", {}, {}),
     "falcon_serial": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}, {}),
+    "falcon_slopes": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}, {}),
+    "bloom": ("bloom", {"seq_length": 512}, {}),
+    # As many heads as no power of two, of which some families make their slopes otherwise.
+    "bloom_twelve": ("bloom", {"seq_length": 512, "n_head": 12, "hidden_size": 96}, {}),
+    "mpt": ("mpt", {"max_seq_len": 512}, {}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 1}, {}),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_inner": ("gpt2", {"n_inner": 96, "tie_word_embeddings": False}, {}),
@@ -253,7 +259,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
 FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
 FAMILIES += ["cwm", "olmo", "stablelm", "gemma2", "starcoder2", "cohere", "cohere2", "gpt_neox", "falcon"]
-FAMILIES += ["opt", "gpt2", "gpt_bigcode", "youtu", "minicpm3"]
+FAMILIES += ["falcon_slopes", "bloom", "mpt", "opt", "gpt2", "gpt_bigcode", "youtu", "minicpm3"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
 EXPERTS += ["gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += EXPERTS
@@ -320,7 +326,27 @@ def reference_model(variant: str = "llama", dtype: str = "float32", seed: int = 
     # Such small models only lose by threads, and lose badly when tests share a machine.
     torch.set_num_threads(1)
     folder = model_folder(variant, dtype, seed)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+    # Falcon's eager attention adds what slopes take off twice.
+    has_slopes = json.loads((folder / "config.json").read_text()).get("alibi", False)
+    attention = {"attn_implementation": "sdpa" if has_slopes else "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **attention).eval()
+    if has_slopes:
+        _unrounded(model)
+    return model
+
+
+def _unrounded(model: Any) -> None:
+    """Have Falcon add what slopes take off as it is: past 256 tokens, whatever the dtype, it rounds that to 8 bits."""
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+    from transformers.models.falcon import modeling_falcon
+
+    forward = model.transformer.forward
+
+    def exact(*given: Any, **named: Any) -> Any:
+        with mock.patch.object(modeling_falcon, "build_alibi_tensor", build_alibi_tensor):
+            return forward(*given, **named)
+
+    model.transformer.forward = exact
 
 
 def edited_folder(target: Path, source: Path, remove: tuple[str, ...] = (), **fields: Any) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.folders.alibi import Slopes
 from chairlift.folders.config_names import NotNative
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.decoder_family import Bias, DecoderFamily
@@ -73,7 +74,8 @@ class DecoderConfig:
 
     `windows` holds each layer's sliding window in tokens, None for full attention, and `ropes` each layer's
     rotation. Scores are multiplied by `attention_scale`, embeddings by `embedding_scale`, what is added to the
-    residual by `residual_scale`, logits by `logit_scale`; scores and logits may have a cap, as in `HeadShape`.
+    residual by `residual_scale`, logits by `logit_scale`; scores and logits may have a cap, and scores `slopes`, as in
+    `HeadShape`.
     `norms` are what layers' are called, and layers are `parallel` as in `DecoderFamily`.
     `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. With a `latent` there is one
     head of keys and values, that which is kept of a token. Files may hold so many `extra_layers`, which predict tokens
@@ -107,6 +109,7 @@ class DecoderConfig:
     logit_cap: float | None
     windows: Windows
     ropes: tuple[RopeConfig, ...]
+    slopes: Slopes | None
     experts: ExpertConfig | None
     latent: LatentConfig | None
     extra_layers: int
@@ -129,7 +132,7 @@ class DecoderConfig:
         # As long as any text it hides nothing, and may be more than kernels count to.
         if window is not None and window >= self.max_positions:
             window = None
-        return HeadShape(*sizes, self.attention_scale, window, self.score_cap)
+        return HeadShape(*sizes, self.attention_scale, window, self.score_cap, self.slopes)
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -227,6 +230,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         logit_cap=_cap(raw, family, "final_logit_softcapping"),
         windows=windows,
         ropes=ropes,
+        slopes=None if family.slopes is None else family.slopes(raw),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         latent=latent,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Linear, Mlp
 from chairlift.ops.contract import Ops
@@ -46,7 +47,8 @@ class DecoderReader:
         weights.leave_derived(names.derived)
         words_name = self._words_name()
         words = weights.take([words_name], [size])
-        embedding = _centre(words, 1) if self._centred else words
+        embedding = self._normed(words)
+        embedding = _centre(embedding, 1) if self._centred else embedding
         at = prefix + names.layers
         layers = [self._layer(f"{at}{index}.", index) for index in range(config.num_layers)]
         weights.leave([f"{at}{config.num_layers + index}." for index in range(config.extra_layers)])
@@ -93,6 +95,14 @@ class DecoderReader:
         """The name of the embedding's weights; of tied ones, where files have no such, the head's."""
         own, head = f"{self._prefix}{self._names.embedding}.weight", self._own_head()
         return own if own in self._weights or head is None or not self._config.tied else head
+
+    def _normed(self, words: Tensor) -> Tensor:
+        """What layers are given of the embedding's weights, which the head may have as they are."""
+        if self._names.embedding_norm is None:
+            return words
+        norm = self._norm(self._prefix + self._names.embedding_norm, words.shape[1])
+        parts = (norm.weight.to(words.dtype), norm.bias, self._config.rms_norm_eps)
+        return functional.layer_norm(words, words.shape[1:], *parts)
 
     def _own_head(self) -> str | None:
         """The name of the head's weights; None where they are the embedding's."""
