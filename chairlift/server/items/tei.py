@@ -294,8 +294,9 @@ async def _predict(request: Request, raw: bytes) -> Response:
     if parameters.top_k is not None and parameters.top_k < 1:
         raise InvalidRequest(f"top_k must be at least 1, got {parameters.top_k}", "parameters.top_k")
     function = parameters.function_to_apply or ("none" if body.raw_scores else None)
+    if not isinstance(body.inputs, str):
+        _check_count(len(body.inputs), "inputs")
     inputs, single = _sequences(body.inputs)
-    _check_count(len(inputs), "inputs")
     if not inputs or any(not text for texts in inputs for text in texts):
         raise ApiError(400, "inputs must not be empty", "inputs", "empty_input")
     async with until_gone(request.receive):
