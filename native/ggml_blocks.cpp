@@ -120,6 +120,21 @@ struct Q6_K {
     }
 };
 
+// 32 floats of four bits under a power of two (OCP Microscaling Formats 1.0), of which the upper half of a byte is the one
+// 16 further on.
+struct MXFP4 {
+    static constexpr int KIND = 39, NUMBERS = 32, BYTES = 17;
+
+    static void unpack(const uint8_t *block, float *out) {
+        // Twice the numbers, under half of the power, whose exponent can be below that of any normal float.
+        static constexpr float DOUBLED[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+        const uint32_t bits = block[0] < 2 ? 0x00200000u << block[0] : uint32_t(block[0] - 1) << 23;
+        float scale;
+        std::memcpy(&scale, &bits, sizeof scale);
+        for (int i = 0; i < NUMBERS; i++) out[i] = scale * DOUBLED[block[1 + i % 16] >> (i / 16 * 4) & 15];
+    }
+};
+
 template <typename Type> bool unpack_if(int32_t kind, const uint8_t *blocks, int64_t count, float *out) {
     if (kind != Type::KIND) return false;
 #pragma omp parallel for schedule(static) if (count * Type::NUMBERS >= 1 << 16)
@@ -135,5 +150,5 @@ template <typename... Types> bool unpack_any(int32_t kind, const uint8_t *blocks
 
 // Unpacks so many blocks of a type, by its number in ggml; returns whether it is one of those that this knows.
 EXPORT int32_t chairlift_unpack_blocks(int32_t kind, const uint8_t *blocks, int64_t count, float *out) {
-    return unpack_any<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K>(kind, blocks, count, out);
+    return unpack_any<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4>(kind, blocks, count, out);
 }

@@ -55,9 +55,11 @@ class Architecture:
     """One of llama.cpp's architectures: the `model_type` of the same family, and what files of it do differently.
 
     Where queries and keys are `paired`, neighbours are rotated together, so their rows are in another order. `lift` is
-    what was added to the weights of norms. `names` are those of a layer's tensors that differ, `fields` more of
-    config.json, and `keys` metadata that becomes such a field. `switches` is metadata that changes what this
-    architecture computes, with the value that is served.
+    what was added to the weights of norms. `names` are those of a layer's tensors that differ, in full where a folder's
+    has no ending. `fields` are more of config.json, `present` those of it that say whether layers have such a tensor,
+    `absent` those that say whether they have none, and `keys` metadata that becomes such a field. `scaling` is what
+    files leave out of YaRN. `switches` is metadata that changes what this architecture computes, with the value that is
+    served.
     """
 
     model_type: str
@@ -65,7 +67,10 @@ class Architecture:
     lift: float = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
+    present: Mapping[str, str] = field(default_factory=lambda: {"attn_q.bias": "attention_bias"})
+    absent: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    scaling: Mapping[str, Any] = field(default_factory=dict)
     switches: Mapping[str, Any] = field(default_factory=dict)
 
     def name_of(self, name: str) -> str:
@@ -74,14 +79,23 @@ class Architecture:
         if base in _WHOLE:
             return f"{_WHOLE[base]}.{part}"
         found = _LAYER.fullmatch(name)
-        known = None if found is None else (_OF_A_LAYER | dict(self.names)).get(found[2])
-        return name if found is None or known is None else f"model.layers.{found[1]}.{known}.{found[3]}"
+        if found is None:
+            return name
+        number, base, part = found.groups()
+        whole, known = self.names.get(f"{base}.{part}"), (_OF_A_LAYER | dict(self.names)).get(base)
+        if whole is None and known is None:
+            return name
+        return f"model.layers.{number}.{whole or f'{known}.{part}'}"
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 WINDOW = "attention.sliding_window"
 _WINDOW = {WINDOW: "sliding_window"}
-_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_SECOND = {"post_attention_norm": "post_attention_layernorm"}
+_AFTER = _SECOND | {"post_ffw_norm": "post_feedforward_layernorm"}
+_JOINT_MLP = {"ffn_up": "mlp.gate_up_proj"}
+_LAYER_NORM_EPS = "attention.layer_norm_epsilon"
+_COHERE = {_LAYER_NORM_EPS: "layer_norm_eps", "logit_scale": "logit_scale"}
 _GRANITE = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -93,12 +107,46 @@ _GRANITE_SWITCHES = {"rope.scaling.finetuned": True}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
-    "qwen2": Architecture("qwen2"),
+    "qwen2": Architecture("qwen2", present={}),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),
     "granite": Architecture("granite", paired=True, keys=_GRANITE, switches=_GRANITE_SWITCHES),
     "olmo2": Architecture("olmo2", names=_AFTER),
-    "phi3": Architecture("phi3", names={"ffn_up": "mlp.gate_up_proj"}, keys=_WINDOW),
+    "phi3": Architecture("phi3", names=_JOINT_MLP, keys=_WINDOW),
+    "glm4": Architecture(
+        "glm4",
+        names=_JOINT_MLP
+        | {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        # Of those that read images the rows of queries and keys are in another order.
+        switches={"rope.dimension_sections": None},
+    ),
+    "exaone4": Architecture("exaone4", names=_AFTER, fields={"sliding_window": None}, keys=_WINDOW),
+    "ernie4_5": Architecture("ernie4_5"),
+    "seed_oss": Architecture(
+        "seed_oss",
+        names=_SECOND,
+        present={"attn_q.bias": "attention_bias", "attn_output.bias": "attention_out_bias"},
+    ),
+    "command-r": Architecture("cohere", keys=_COHERE),
+    "cohere2": Architecture("cohere2", keys=_COHERE | _WINDOW),
+    "starcoder2": Architecture(
+        "starcoder2",
+        names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        fields=_GELU | {"sliding_window": None},
+        present={"attn_q.bias": "use_bias"},
+        keys={_LAYER_NORM_EPS: "norm_epsilon"},
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        present={"attn_q.bias": "use_qkv_bias"},
+        # Converters write that it is so wherever config.json says nothing.
+        absent={"ffn_norm.weight": "use_parallel_residual"},
+        keys={_LAYER_NORM_EPS: "layer_norm_eps"},
+    ),
     "gemma": Architecture("gemma", lift=1.0, fields=_GELU),
     "gemma2": Architecture(
         "gemma2",
@@ -131,6 +179,12 @@ WITH_EXPERTS: dict[str, Architecture] = {
     ),
     "qwen3moe": Architecture("qwen3_moe", names=_EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
     "olmoe": Architecture("olmoe", names=_EXPERTS, keys=_OF_EXPERTS),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        names=_EXPERTS | _SECOND | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},
+        keys=_WINDOW | _OF_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
+        scaling={"truncate": False},
+    ),
     "granitemoe": Architecture(
         "granitemoe",
         paired=True,

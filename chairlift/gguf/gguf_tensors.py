@@ -101,10 +101,10 @@ class GgufTensors:
         self._places.update(zip(names, found, strict=True))
 
     def _experts_of(self, name: str, place: TensorPlace) -> list[TensorPlace]:
-        """Where each expert's part of a tensor [E, outs, ins] lies."""
+        """Where each expert's part of a tensor [E, outs, ins] lies, or of biases [E, outs]."""
         metadata = self._file.metadata
         count = metadata[f"{metadata['general.architecture']}.expert_count"]
-        if len(place.shape) != 3 or place.shape[0] != count:
+        if len(place.shape) != (2 if name.endswith(".bias") else 3) or place.shape[0] != count:
             raise UnsupportedModel(
                 f"tensor {name!r} is for {list(place.shape)} numbers, not for {shown(count)} experts"
             )

@@ -80,6 +80,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     head_dim = told.get("attention.key_length") or found["hidden_size"] // max(int(heads), 1)
     if told.get("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{prefix}attention.value_length differs from attention.key_length")
+    factors = {name: file.floats(name) for name in FACTORS if name in file.tensors}
+    rotation = _rotation(told, prefix, head_dim, factors)
+    if known.scaling and "rope_scaling" in rotation:
+        rotation["rope_scaling"] |= known.scaling
     return {
         "model_type": known.model_type,
         "architectures": ["GgufForCausalLM"],
@@ -89,13 +93,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "hidden_act": "silu",
         "head_dim": head_dim,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors and known.model_type != "qwen2",
+        **{field: f"blk.0.{name}" in file.tensors for name, field in known.present.items()},
+        **{field: f"blk.0.{name}" not in file.tensors for name, field in known.absent.items()},
         "torch_dtype": _dtype(embeddings, file.tensors.values()),
         **known.fields,
         **_score_scale(known.model_type, found, head_dim),
         **found,
         **_windows(told, prefix, known),
-        **_rotation(told, prefix, head_dim, {name: file.floats(name) for name in FACTORS if name in file.tensors}),
+        **rotation,
     }
 
 

@@ -10,7 +10,7 @@ from chairlift.gguf.gguf_file import GgufFile, TensorPlace
 # By their names in ggml.
 READ = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 
 

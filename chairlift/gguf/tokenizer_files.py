@@ -18,6 +18,7 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BY_THREE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_BY_ONE_WITHOUT_LINES = rf"{_ENDINGS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BY_ONE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _FIRST = r"[^\r\n\p{L}\p{N}]?"
@@ -47,6 +48,7 @@ _RULES: dict[str, Json] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4"), _split(_BY_THREE)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _split(_BY_ONE)),
+    "seed-coder": _split(_BY_ONE_WITHOUT_LINES),
     "tekken": _split(_TEKKEN),
     **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O)),
 }

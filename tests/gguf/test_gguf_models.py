@@ -159,6 +159,7 @@ def test_a_file_of_few_bits_is_said_to_take_more_here(caplog: pytest.LogCaptureF
     [
         *[("qwen2", kind) for kind in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")],
         *[(name, "Q8_0") for name in WITH_EXPERTS],
+        ("gpt_oss", "MXFP4"),
     ],
 )
 def test_a_rounded_model_is_that_of_the_rounded_numbers(model: str, kind: str, tmp_path: Path) -> None:
@@ -166,9 +167,12 @@ def test_a_rounded_model_is_that_of_the_rounded_numbers(model: str, kind: str, t
     tensors = load_file(plain_folder(model) / "model.safetensors")
     number = gguf.GGMLQuantizationType[kind]
     for name, tensor in tensors.items():
-        if tensor.ndim >= 2 and not name.endswith(("gate.weight", "router.layer.weight")):
-            rounded = gguf.quants.quantize(tensor.flatten(0, -2).numpy(), number)
-            tensors[name] = torch.from_numpy(dequantize(rounded, number).astype(np.float32)).view(tensor.shape)
+        if tensor.ndim >= 2 and not name.endswith(("gate.weight", "router.layer.weight", "router.weight", "_bias")):
+            is_turned = model == "gpt_oss" and ".experts." in name
+            rows = tensor.transpose(1, 2) if is_turned else tensor
+            rounded = gguf.quants.quantize(rows.flatten(0, -2).numpy(), number)
+            rows = torch.from_numpy(dequantize(rounded, number).astype(np.float32)).view(rows.shape)
+            tensors[name] = rows.transpose(1, 2).contiguous() if is_turned else rows
     folder = edited_folder(tmp_path / "plain", plain_folder(model))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for dtype in ("float32", "bfloat16"):
@@ -225,7 +229,7 @@ def test_numbers_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
 @needs_native
 def test_the_types_of_most_files_are_unpacked_natively() -> None:
     known = [kind for kind in READ if unpack_blocks(gguf.GGMLQuantizationType[kind].value, *NOTHING)]
-    assert known == ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+    assert known == ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
 
 
 def test_a_library_is_given_a_file() -> None:
@@ -255,9 +259,9 @@ def test_check_says_what_a_file_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_refuses_a_file_that_could_not_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cut, packed = tmp_path / "cut.gguf", tmp_path / "packed.gguf"
     cut.write_bytes(gguf_file("qwen3", "Q8_0").read_bytes()[:-4096])
-    kind = gguf.GGMLQuantizationType.MXFP4
-    small_file(packed, {}, lambda writer: writer.add_tensor("x", np.zeros((2, 17), np.uint8), raw_dtype=kind))
-    for path, problem in ((cut, "lies beyond the end of cut.gguf"), (packed, "'x' is of MXFP4, which is not read")):
+    kind = gguf.GGMLQuantizationType.TQ1_0
+    small_file(packed, {}, lambda writer: writer.add_tensor("x", np.zeros((2, 54), np.uint8), raw_dtype=kind))
+    for path, problem in ((cut, "lies beyond the end of cut.gguf"), (packed, "'x' is of TQ1_0, which is not read")):
         assert cli(["check", str(path)]) == 1
         said = capsys.readouterr().out
         assert f"{path} can't be served: tensor " in said

@@ -35,7 +35,7 @@ def split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# As the tokenizers of GPT-2, SmolLM, Llama 3, Qwen 2 and OLMo 1 have it in their tokenizer.json.
+# As the tokenizers of GPT-2, SmolLM, Llama 3, Qwen 2, Seed-OSS and OLMo 1 have it in their tokenizer.json.
 RULES = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
@@ -44,6 +44,7 @@ RULES = {
     "llama-bpe": split(_LLAMA3),
     "qwen2": split(_LLAMA3.replace("{1,3}", "")),
     "deepseek-r1-qwen": split(_LLAMA3.replace("{1,3}", "")),
+    "seed-coder": split(_LLAMA3.replace("{1,3}", "").replace(r"\p{N}]+[\r\n]*|", r"\p{N}\r\n]+|")),
     "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
 }
 # Those of Qwen and of OLMo 1 begin by making one character of "e" and its accent.

@@ -95,23 +95,44 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3_full": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16, "layer_types": ["full_attention"] * 2}),
 }
+MODELS |= {
+    "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
+    "exaone4": (
+        "exaone4",
+        {"num_hidden_layers": 3, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "exaone4_full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16}),
+    "seed_oss": ("seed_oss", {"head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
+    "cohere": ("cohere", {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 20, "logit_scale": 0.25}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # Those with experts: the architecture that files of them name.
 WITH_EXPERTS = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
-WITH_EXPERTS |= {"granitemoe": "granitemoe"}
+WITH_EXPERTS |= {"granitemoe": "granitemoe", "gpt_oss": "gpt-oss"}
+_GPT_OSS_ROPE = _YARN | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 MODELS |= {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": ("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": False}),
     "granitemoe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 20}
+        | {"rope_parameters": _GPT_OSS_ROPE},
+    ),
 }
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
 # Families that converters write as another.
-_AS_ANOTHER = {"olmo3": "olmo2"}
+_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r"}
 # Those whose files say which layers have a window.
-_WITH_PATTERN = ("olmo3", "gemma3_pattern")
+_WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
 _AS_BYTES_OF = {"IQ4_NL": "Q4_0"}
 
@@ -146,7 +167,7 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_in_part)
     _describe(writer, config)
-    _describe_rotation(writer, config.get("rope_parameters") or _PLAIN, name in _WITH_PATTERN)
+    _describe_rotation(writer, config, name in _WITH_PATTERN)
     if name in _WITH_PATTERN:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if name == "granite_4":
@@ -156,6 +177,7 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
         writer.add_add_eos_token(True)
     add_words(writer, config["vocab_size"])
     for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
+        own = f"{own}.weight" if own.endswith("sinks") else own
         new = names.get_name(own, try_suffixes=(".weight", ".bias"))
         array = tensor.float()
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
@@ -163,7 +185,12 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
                 array = array.view(config[heads], 2, -1, *array.shape[1:]).transpose(1, 2).reshape(array.shape)
         if arch in _LIFTED and own.endswith("norm.weight"):
             array = array + 1
-        add(writer, new, array.numpy(), kind if array.ndim >= 2 and "gate_inp" not in new else "F32")
+        add(
+            writer,
+            new,
+            array.numpy(),
+            kind if array.ndim >= 2 and "gate_inp" not in new and not new.endswith(".bias") else "F32",
+        )
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         add(writer, "rope_freqs.weight", _llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
@@ -179,13 +206,28 @@ def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, list[torch.Tensor]] = {}
     for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
         found.setdefault(re.sub(r"experts\.\d+", "experts", name), []).append(tensors[name])
-    whole = {name: each[0] if ".experts." not in name else torch.stack(each) for name, each in found.items()}
+    whole = {
+        name: torch.stack(each) if ".experts." in name and name.endswith(".weight") else each[0]
+        for name, each in found.items()
+    }
     # Granite's files have gate and up in one.
     for name in [name for name in whole if name.endswith("moe.input_linear.weight")]:
         prefix = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
         gate, up = whole.pop(name).chunk(2, dim=1)
         whole |= {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up}
-    return whole
+    return {new: tensor for name, each in whole.items() for new, tensor in _apart(name, each)}
+
+
+def _apart(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """What of gpt-oss takes turns, or is transposed, as converters write it."""
+    whole, _, ending = name.partition(".experts.")
+    part = ending.removesuffix("_bias")
+    if part not in ("gate_up_proj", "down_proj"):
+        return [(name, tensor)]
+    kind = "bias" if ending.endswith("_bias") else "weight"
+    rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+    parts = {part: rows} if part == "down_proj" else {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]}
+    return [(f"{whole}.experts.{each}.{kind}", found) for each, found in parts.items()]
 
 
 def add(writer: gguf.GGUFWriter, name: str, array: NDArray[np.float32], kind: str = "F32") -> None:
@@ -206,7 +248,13 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if "use_parallel_residual" in config:
+        # As converters have it where config.json says nothing.
+        writer.add_parallel_residual(True)
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -218,6 +266,9 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "embedding_multiplier": writer.add_embedding_scale,
         "residual_multiplier": writer.add_residual_scale,
         "logits_scaling": writer.add_logit_scale,
+        "logit_scale": writer.add_logit_scale,
+        "layer_norm_eps": writer.add_layer_norm_eps,
+        "norm_epsilon": writer.add_layer_norm_eps,
         "num_experts": writer.add_expert_count,
         "num_local_experts": writer.add_expert_count,
         "num_experts_per_tok": writer.add_expert_used_count,
@@ -241,10 +292,14 @@ def _describe_as_hybrid(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None
     writer.add_rope_scaling_finetuned(True)
 
 
-def _describe_rotation(writer: gguf.GGUFWriter, rope: dict[str, Any], with_windows: bool) -> None:
-    if with_windows:
+def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_windows: bool) -> None:
+    rope = config.get("rope_parameters") or _PLAIN
+    if with_windows and "sliding_attention" in rope:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
     rope = rope.get("full_attention", rope)
+    if "partial_rotary_factor" in rope:
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * head_dim))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

@@ -64,7 +64,12 @@ def _tensors(experts: ExpertConfig, weights: Weights, prefix: str, hidden: int) 
     """Gate and up [2 * I, H] and down [H, I] of each expert, one after the other."""
     names, width = experts.names, experts.width
     together = [prefix + name for name in names.together]
-    if names.transposed:
+
+    def named(index: int) -> list[str]:
+        return [f"{prefix}{names.experts.format(index)}.{part}" for part in names.parts]
+
+    # Files may have one by one what a family's folders have together.
+    if names.transposed and f"{named(0)[0]}.weight" not in weights:
         yield from zip(*_by_turns(experts, weights, together, hidden), strict=True)
         return
     if together[0] in weights:
@@ -73,9 +78,14 @@ def _tensors(experts: ExpertConfig, weights: Weights, prefix: str, hidden: int) 
         yield from zip(map(Matrix, gate_ups), map(Matrix, downs), strict=True)
         return
     for index in range(experts.count):
-        gate, up, down = (f"{prefix}{names.experts.format(index)}.{part}.weight" for part in names.parts)
-        gate_up = weights.take([gate, up], [(width, hidden)] * 2)
-        yield Matrix(gate_up), Matrix(weights.take([down], [(hidden, width)]))
+        *both, down = named(index)
+        gate_up = weights.take([f"{name}.weight" for name in both], [(width, hidden)] * 2)
+        lowered = weights.take([f"{down}.weight"], [(hidden, width)])
+        if not names.transposed:
+            yield Matrix(gate_up), Matrix(lowered)
+            continue
+        biases = weights.take([f"{name}.bias" for name in both], [(width,)] * 2)
+        yield Matrix(gate_up, biases), Matrix(lowered, weights.take([f"{down}.bias"], [(hidden,)]))
 
 
 def _by_turns(
