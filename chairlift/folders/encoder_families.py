@@ -39,8 +39,9 @@ class EncoderFamily:
     this row is otherwise where transformers named the tensors, and not the model's authors. `after_padding`: positions
     start one after this field's value (or after the number). A flag is True, False, or the name of the config field
     that decides (absent means False); `up_bias` False leaves an MLP's bias to `down`. With `ntk` rotations may be
-    scaled as GTE does, with `windows` only some layers see all of a text, with `grouped` heads may share keys and
-    values.
+    scaled as GTE does, with `slopes` scores lose what alibi.py says for each token between two, to either side, with
+    `windows` only some layers see all of a text, with `grouped` heads may share keys and values. `experts`: names of
+    the router, of all experts' weights before and behind what is activated, and of their one bias.
     """
 
     prefixes: tuple[str, ...]
@@ -68,8 +69,10 @@ class EncoderFamily:
     after_padding: str | int | None = None
     rotary: bool = False
     ntk: bool = False
+    slopes: bool = False
     windows: bool = False
     grouped: bool = False
+    experts: tuple[str, str, str, str] | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     neutral: Mapping[str, Any] = field(default_factory=dict)
@@ -101,6 +104,20 @@ _BERT = EncoderFamily(
         "cls.predictions.bias",
         activation=None,
     ),
+)
+
+
+# Jina's, which call themselves BERT (Guenther et al., 2023, arXiv:2310.19923).
+_JINA = replace(
+    _BERT,
+    positions=None,
+    slopes=True,
+    up=("mlp.gated_layers",),
+    up_bias=False,
+    gated=True,
+    down="mlp.wo",
+    mlp_norm="mlp.layernorm",
+    neutral={"position_embedding_type": "alibi", "feed_forward_type": "geglu", "hidden_act": "gelu"},
 )
 
 
@@ -159,6 +176,74 @@ def _gte(theta: float) -> EncoderFamily:
         mask_head=mask_head,
     )
 
+
+_NOMIC = EncoderFamily(
+    prefixes=("bert.", "nomic_bert."),
+    layer="encoder.layers.{}.",
+    words="embeddings.word_embeddings",
+    qkv=("attn.Wqkv",),
+    out="attn.out_proj",
+    attention_norm="norm1",
+    up=("mlp.fc12", "mlp.fc11"),
+    down="mlp.fc2",
+    mlp_norm="norm2",
+    positions=None,
+    embedding_norm="emb_ln",
+    gated=True,
+    attention_bias=False,
+    mlp_bias=False,
+    rotary=True,
+    fields={
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "rope_theta": "rotary_emb_base",
+    },
+    defaults={"hidden_act": "silu", "rope_theta": 1000.0, "type_vocab_size": 2, "max_trained_positions": 2048},
+    neutral={
+        "moe_every_n_layers": 0,
+        "activation_function": "swiglu",
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_head_dim": False,
+        "prenorm": False,
+        "parallel_block": False,
+        "use_rms_norm": False,
+        "causal": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+    },
+    renamed=_BY_TRANSFORMERS,
+    head=_BERT_HEAD,
+)
+# The later one, of whose layers every second has experts, and no MLP a gate (Nussbaum and Duderstadt, 2025,
+# arXiv:2502.07972).
+_NOMIC_EXPERTS = replace(
+    _NOMIC,
+    up=("mlp.fc1",),
+    gated=False,
+    attention_bias=True,
+    mlp_bias=True,
+    fields={**_NOMIC.fields, "hidden_act": "activation_function"},
+    defaults={**_NOMIC.defaults, "hidden_act": "gelu"},
+    neutral={
+        **{
+            name: value
+            for name, value in _NOMIC.neutral.items()
+            if name not in ("moe_every_n_layers", "activation_function")
+        },
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        **dict.fromkeys(("moe_normalize_expert_weights", "expert_choice_router"), False),
+        "num_shared_experts": 0,
+    },
+    renamed={},
+    experts=("mlp.router.layer.weight", "mlp.experts.mlp.w1", "mlp.experts.mlp.w2", "mlp.experts.bias"),
+)
 
 FAMILIES: dict[str, EncoderFamily] = {
     "bert": _BERT,
@@ -228,50 +313,7 @@ FAMILIES: dict[str, EncoderFamily] = {
         head=(Stage("head.dense", "classifier_activation", "head.norm"), Stage("classifier")),
         head_bias="classifier_bias",
     ),
-    "nomic_bert": EncoderFamily(
-        prefixes=("bert.", "nomic_bert."),
-        layer="encoder.layers.{}.",
-        words="embeddings.word_embeddings",
-        qkv=("attn.Wqkv",),
-        out="attn.out_proj",
-        attention_norm="norm1",
-        up=("mlp.fc12", "mlp.fc11"),
-        down="mlp.fc2",
-        mlp_norm="norm2",
-        positions=None,
-        embedding_norm="emb_ln",
-        gated=True,
-        attention_bias=False,
-        mlp_bias=False,
-        rotary=True,
-        fields={
-            "hidden_size": "n_embd",
-            "intermediate_size": "n_inner",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "max_position_embeddings": "n_positions",
-            "layer_norm_eps": "layer_norm_epsilon",
-            "rope_theta": "rotary_emb_base",
-        },
-        defaults={"hidden_act": "silu", "rope_theta": 1000.0, "type_vocab_size": 2, "max_trained_positions": 2048},
-        neutral={
-            "moe_every_n_layers": 0,
-            "activation_function": "swiglu",
-            "rotary_emb_fraction": 1.0,
-            "rotary_emb_interleaved": False,
-            "rotary_emb_scale_base": None,
-            "rotary_head_dim": False,
-            "prenorm": False,
-            "parallel_block": False,
-            "use_rms_norm": False,
-            "causal": False,
-            "qkv_proj_bias": False,
-            "mlp_fc1_bias": False,
-            "mlp_fc2_bias": False,
-        },
-        renamed=_BY_TRANSFORMERS,
-        head=_BERT_HEAD,
-    ),
+    "nomic_bert": _NOMIC,
     "gte": _gte(theta=160000.0),
     # What most of GTE's folders call themselves, by their authors' own code.
     "new": _gte(theta=10000.0),
@@ -303,3 +345,13 @@ FAMILIES: dict[str, EncoderFamily] = {
         head=(Stage("dense", "gelu"), Stage("classifier")),
     ),
 }
+
+
+def family_of(raw: Mapping[str, Any]) -> EncoderFamily | None:
+    """The row of an encoder with this config.json; None for any other model."""
+    name = raw.get("model_type")
+    if name == "bert" and raw.get("position_embedding_type") == "alibi":
+        return _JINA
+    if name == "nomic_bert" and raw.get("moe_every_n_layers"):
+        return _NOMIC_EXPERTS
+    return FAMILIES.get(str(name))

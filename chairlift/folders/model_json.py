@@ -35,13 +35,13 @@ _MOST: dict[str, int] = {
     "no_rope_layer_interval": 2**12,
     "query_pre_attn_scalar": 2**20,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 2**14),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_shared_experts", "moe_num_shared_experts"), 2**10),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_top_k", "n_shared_experts", "moe_num_shared_experts"), 2**10),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 2**20),
     **dict.fromkeys(("n_group", "topk_group"), 2**10),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 2**16),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 2**14),
     "num_nextn_predict_layers": 2**8,
-    **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval"), 2**12),
+    **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval", "moe_every_n_layers"), 2**12),
 }
 
 

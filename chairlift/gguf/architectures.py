@@ -179,6 +179,27 @@ WITH_EXPERTS: dict[str, Architecture] = {
     ),
     "qwen3moe": Architecture("qwen3_moe", names=_EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
     "olmoe": Architecture("olmoe", names=_EXPERTS, keys=_OF_EXPERTS),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        names=_EXPERTS
+        | {
+            part: name.replace("shared_expert.", "shared_experts.")
+            for part, name in _EXPERTS.items()
+            if "shexp" in part
+        }
+        | {"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        fields={"moe_layer_start_index": 0},
+        keys={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            # The same once more, for all of them.
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "interleave_moe_layer_step": "moe_layer_interval",
+        },
+    ),
     "gpt-oss": Architecture(
         "gpt_oss",
         names=_EXPERTS | _SECOND | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.ops.activation import Activation, activate
-from chairlift.ops.base import Int32s, Linear
+from chairlift.ops.base import DenseMlp, Int32s, Linear, Mlp
+from chairlift.ops.experts import Experts, Routing
 from chairlift.ops.rotation import rotate
 
 # How many scores of texts over themselves are there at once: a quarter of a gigabyte, and as much for what is added.
@@ -42,7 +43,8 @@ class EncoderLayer:
 
     Norms come before their part of the layer (pre-norm, where `attention_norm` may be missing) or after its residual.
     `window`: how far a token sees to either side (None: all of its text). `cos_sin` [positions, head_dim] float32
-    rotates queries and keys by halves.
+    rotates queries and keys by halves. With a `router` [E, H] float32 there are E experts: their projections follow
+    each other in `up` [E * I, H], without biases, and in `down` [E * H, I], whose bias [H] is added once.
     """
 
     attention_norm: Norm | None
@@ -53,6 +55,7 @@ class EncoderLayer:
     down: Projection
     window: int | None
     cos_sin: Tensor | None
+    router: Tensor | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +64,7 @@ class EncoderWeights:
 
     `words` [V, H]; `positions` [P, H], of which a text's first token has number `first_position`; `types` [N, H].
     `bias` [heads, 2 * L - 1] float32 is added to the scaled score of key k for query q at column k - q + L - 1. With
-    `rms` norms divide by the root mean square alone, and have no bias.
+    `rms` norms divide by the root mean square alone, and have no bias. A token goes to `experts_chosen` experts.
     """
 
     words: Tensor
@@ -78,6 +81,7 @@ class EncoderWeights:
     rms: bool
     eps: float
     num_heads: int
+    experts_chosen: int = 1
 
     @property
     def hidden_size(self) -> int:
@@ -119,18 +123,63 @@ class EncoderForward(Protocol):
         ...
 
 
+@dataclass(slots=True, frozen=True)
+class _Activated:
+    """A projection, and what activates its outputs. Implements `Linear`."""
+
+    linear: Linear
+    activate: Callable[[Tensor], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return self.linear.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.activate(self.linear(x))
+
+
+@dataclass(slots=True, frozen=True)
+class _Biased:
+    """What adds a bias to an MLP's outputs. Implements `Mlp`."""
+
+    mlp: Mlp
+    bias: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.mlp.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.mlp(x) + self.bias
+
+
 class PlainEncoder:
     """`EncoderForward` in torch operations, on any device; `linear` says how projections are multiplied."""
 
     def __init__(self, weights: EncoderWeights, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self._weights = weights
-        self._linears = [
-            tuple(linear(part.weight, part.bias) for part in (layer.qkv, layer.out, layer.up, layer.down))
-            for layer in weights.layers
+        self._attentions = [
+            tuple(linear(part.weight, part.bias) for part in (layer.qkv, layer.out)) for layer in weights.layers
         ]
+        self._mlps = [self._mlp(layer, linear) for layer in weights.layers]
         tables = (weights.words, weights.positions, weights.types)
         self.nbytes = sum(table.nbytes for table in tables if table is not None)
-        self.nbytes += sum(linear.nbytes for linears in self._linears for linear in linears)
+        self.nbytes += sum(linear.nbytes for linears in self._attentions for linear in linears)
+        self.nbytes += sum(mlp.nbytes for mlp in self._mlps)
+
+    def _mlp(self, layer: EncoderLayer, linear: Callable[[Tensor, Tensor | None], Linear]) -> Mlp:
+        def made(up: Tensor, up_bias: Tensor | None, down: Tensor, down_bias: Tensor | None) -> DenseMlp:
+            return DenseMlp(_Activated(linear(up, up_bias), self._activate), linear(down, down_bias))
+
+        up, down = layer.up, layer.down
+        if layer.router is None:
+            return made(up.weight, up.bias, down.weight, down.bias)
+        count = layer.router.shape[0]
+        parts = zip(up.weight.chunk(count), down.weight.chunk(count), strict=True)
+        experts = [made(up_part.contiguous(), None, down_part.contiguous(), None) for up_part, down_part in parts]
+        routing = Routing(count, self._weights.experts_chosen)
+        mixture = Experts(routing, layer.router, None, None, experts, None, False)
+        return mixture if down.bias is None else _Biased(mixture, down.bias)
 
     def __call__(self, texts: Texts, output: Output) -> Tensor:
         """Return hidden states, float32: [T, H] for "tokens", else [S, H]."""
@@ -141,8 +190,9 @@ class PlainEncoder:
         places = torch.arange(len(texts.token_ids), device=device) - starts[:-1].repeat_interleave(lengths)
         hidden = self._embed(texts, places)
         groups = _groups(texts.starts, device)
-        for layer, linears in zip(weights.layers, self._linears, strict=True):
-            hidden = self._layer(hidden, layer, linears, groups, places)
+        for layer, linears, mlp in zip(weights.layers, self._attentions, self._mlps, strict=True):
+            mixed = self._attention(hidden, layer, linears, groups, places)
+            hidden = self._fed_forward(mixed, layer, mlp)
         if weights.final_norm is not None:
             hidden = self._norm(hidden, weights.final_norm)
         hidden = hidden.float()
@@ -169,18 +219,18 @@ class PlainEncoder:
             hidden = hidden + F.embedding(places + weights.first_position, weights.positions)
         return hidden if weights.embedding_norm is None else self._norm(hidden, weights.embedding_norm)
 
-    def _layer(
+    def _attention(
         self, x: Tensor, layer: EncoderLayer, linears: tuple[Linear, ...], groups: list[Tensor], places: Tensor
     ) -> Tensor:
-        weights = self._weights
-        qkv, out, up, down = linears
-        pre = weights.pre_norm
+        pre, (qkv, out) = self._weights.pre_norm, linears
         normed = self._norm(x, layer.attention_norm) if pre and layer.attention_norm is not None else x
         x = x + out(self._attend(qkv(normed), layer, groups, places))
-        if not pre and layer.attention_norm is not None:
-            x = self._norm(x, layer.attention_norm)
-        x = x + down(self._activate(up(self._norm(x, layer.mlp_norm) if pre else x)))
-        return x if pre else self._norm(x, layer.mlp_norm)
+        return x if pre or layer.attention_norm is None else self._norm(x, layer.attention_norm)
+
+    def _fed_forward(self, x: Tensor, layer: EncoderLayer, mlp: Mlp) -> Tensor:
+        if self._weights.pre_norm:
+            return x + mlp(self._norm(x, layer.mlp_norm))
+        return self._norm(x + mlp(x), layer.mlp_norm)
 
     def _activate(self, x: Tensor) -> Tensor:
         if not self._weights.gated:

@@ -18,7 +18,9 @@ _MOST_HIDDEN, _MOST_HEAD = 8192, 256
 
 
 def can_fuse_encoder(weights: EncoderWeights) -> bool:
-    """Whether the sizes are such that the native pass takes them."""
+    """Whether the native pass takes them, by their sizes, and as there are no experts."""
+    if any(layer.router is not None for layer in weights.layers):
+        return False
     hidden, head = weights.hidden_size, weights.head_dim
     down = weights.layers[0].down.weight.shape[1]
     return not (hidden % _LANES or head % _LANES or down % 2) and hidden <= _MOST_HIDDEN and head <= _MOST_HEAD

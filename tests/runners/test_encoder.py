@@ -152,7 +152,6 @@ def test_folders_as_published_and_as_transformers_names_them(
 @pytest.mark.parametrize(
     ("variant", "fields", "message"),
     [
-        ("nomic_bert", {"moe_every_n_layers": 2}, "moe_every_n_layers=2"),
         ("nomic_bert", {"activation_function": "gelu"}, "activation_function='gelu'"),
         ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5"),
         ("nomic_bert", {"rotary_emb_interleaved": True}, "rotary_emb_interleaved"),

@@ -113,7 +113,7 @@ MODELS |= {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # Those with experts: the architecture that files of them name.
 WITH_EXPERTS = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
-WITH_EXPERTS |= {"granitemoe": "granitemoe", "gpt_oss": "gpt-oss"}
+WITH_EXPERTS |= {"granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss"}
 _GPT_OSS_ROPE = _YARN | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 MODELS |= {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -121,6 +121,11 @@ MODELS |= {
     "qwen3_moe": ("qwen3_moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": False}),
     "granitemoe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
+        | {"moe_num_shared_experts": 2},
+    ),
     "gpt_oss": (
         "gpt_oss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 20}
@@ -177,9 +182,9 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
         writer.add_add_eos_token(True)
     add_words(writer, config["vocab_size"])
     for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
-        own = f"{own}.weight" if own.endswith("sinks") else own
+        own = f"{own}.weight" if own.endswith("sinks") else own.replace("correction_bias", "correction.bias")
         new = names.get_name(own, try_suffixes=(".weight", ".bias"))
-        array = tensor.float()
+        array = tensor.float().squeeze() if "correction" in own else tensor.float()
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in _PAIRED and part in own:
                 array = array.view(config[heads], 2, -1, *array.shape[1:]).transpose(1, 2).reshape(array.shape)
@@ -252,6 +257,8 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if config["model_type"] == "gpt_oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "ernie4_5_moe":
+        writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["moe_num_shared_experts"])
     if "use_parallel_residual" in config:
         # As converters have it where config.json says nothing.
         writer.add_parallel_residual(True)
@@ -271,6 +278,11 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "norm_epsilon": writer.add_layer_norm_eps,
         "num_experts": writer.add_expert_count,
         "num_local_experts": writer.add_expert_count,
+        "moe_num_experts": writer.add_expert_count,
+        "moe_k": writer.add_expert_used_count,
+        "moe_num_shared_experts": writer.add_expert_shared_count,
+        "moe_layer_start_index": writer.add_leading_dense_block_count,
+        "moe_layer_interval": writer.add_interleave_moe_layer_step,
         "num_experts_per_tok": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
-from chairlift.folders.encoder_families import FAMILIES, EncoderFamily
+from chairlift.folders.encoder_families import FAMILIES, EncoderFamily, family_of
 from chairlift.folders.model_json import optional_object, positive_size, read_model_json, values_checked
 from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.activation import ACTIVATIONS, Activation
@@ -23,6 +23,8 @@ _NTK, _MOST_FACTOR = {"rope_type", "type", "factor", "rope_theta"}, 10**6
 # Of which states a head makes logits, by config.json's names; "late": of all, whose mean is then taken.
 _HEAD_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "late"}
 
+_NORMS_HEADS = "jina-bert-v2-qk-post-norm"
+
 # Fields that change the numbers in ways no family here has, with the value at which they change nothing.
 _NEUTRAL: dict[str, Any] = {
     "quantization_config": None,
@@ -35,12 +37,21 @@ _NEUTRAL: dict[str, Any] = {
 }
 
 
+class LayerExperts(NamedTuple):
+    """How many experts a layer has, to how many a token goes, and of how many layers the second has them."""
+
+    num_experts: int
+    chosen: int
+    every: int
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
     """What an encoder is built from.
 
     `first_position` is that of a text's first token. `windows` has for each layer how far a token sees to both sides,
     None for all; `ropes` its rotary embedding, None where there is none. `max_tokens` follows from the positions.
+    `experts` are those of some layers, if any has such.
     """
 
     family: EncoderFamily
@@ -63,6 +74,7 @@ class EncoderConfig:
     head_pooling: str
     windows: tuple[int | None, ...]
     ropes: tuple[RopeConfig | None, ...]
+    experts: LayerExperts | None
     raw: Mapping[str, Any]
 
     @property
@@ -80,12 +92,12 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
     """
     raw = read_model_json(folder)
     name = raw.get("model_type")
-    if name not in FAMILIES:
+    family = family_of(raw)
+    if family is None:
         raise UnsupportedModel(
             f"model_type {name!r} is no supported encoder; these are: {', '.join(FAMILIES)}, and of decoders, which "
             f"embed too, {', '.join(DECODERS)}"
         )
-    family = FAMILIES[name]
     _refuse_unknown(raw, family)
     # A copy in which the fields have BERT's names.
     raw = {**family.defaults, **raw, **{common: raw[own] for common, own in family.fields.items() if own in raw}}
@@ -119,6 +131,7 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         head_pooling=_head_pooling(raw),
         windows=windows,
         ropes=ropes,
+        experts=_experts(raw) if family.experts is not None else None,
         raw=raw,
     )
 
@@ -143,6 +156,18 @@ def _refuse_unknown(raw: Mapping[str, Any], family: EncoderFamily) -> None:
         value = raw.get(name)
         if value is not None and value != neutral:
             raise UnsupportedModel(f"{name}={value!r} is not supported; encoders with {name}={neutral!r} are")
+    # Jina's later ones, of which config.json says nothing else.
+    if family.slopes and _NORMS_HEADS in str(raw.get("auto_map")):
+        raise UnsupportedModel(
+            f"auto_map names {_NORMS_HEADS}, whose queries and keys are normed: that is not supported"
+        )
+
+
+def _experts(raw: Mapping[str, Any]) -> LayerExperts:
+    count, chosen, every = (positive_size(raw, name) for name in ("num_experts", "moe_top_k", "moe_every_n_layers"))
+    if chosen > count:
+        raise UnsupportedModel(f"moe_top_k ({chosen}) must not be more than num_experts ({count})")
+    return LayerExperts(count, chosen, every)
 
 
 def _activation(raw: Mapping[str, Any]) -> Activation:

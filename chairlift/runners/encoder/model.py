@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.alibi import slopes
 from chairlift.folders.sentence_files import Dense, LayerNorm
 from chairlift.ops.activation import ACTIVATIONS, activate
 from chairlift.ops.encoder import EncoderLayer, EncoderWeights, Norm, Projection
@@ -68,6 +69,7 @@ class EncoderReader:
             rms=family.rms,
             eps=config.eps,
             num_heads=config.num_heads,
+            experts_chosen=1 if config.experts is None else config.experts.chosen,
         )
         # What has another beginning belongs to a head for some other task.
         parts = {name.split(".", 1)[0] for name in (family.words, family.layer, family.final_norm or family.words)}
@@ -153,16 +155,37 @@ class EncoderReader:
         norm = prefix + family.attention_norm
         # ModernBERT's first layer follows the embeddings' norm at once.
         bare = family.pre_norm and family.embedding_norm and index == 0 and f"{norm}.weight" not in self._weights
+        attention_norm, qkv = None if bare else self._norm(norm), self._qkv(prefix)
+        out = self._projection([prefix + family.out], hidden, hidden, config.attention_bias)
+        experts, router = config.experts, None
+        if experts is not None and index % experts.every == 1:
+            router, up, down = self._experts(prefix, experts.num_experts)
+        else:
+            up = self._up(prefix)
+            down = self._projection([prefix + family.down], hidden, middle, config.mlp_bias)
         return EncoderLayer(
-            attention_norm=None if bare else self._norm(norm),
-            qkv=self._qkv(prefix),
-            out=self._projection([prefix + family.out], hidden, hidden, config.attention_bias),
+            attention_norm=attention_norm,
+            qkv=qkv,
+            out=out,
             mlp_norm=self._norm(prefix + family.mlp_norm),
-            up=self._up(prefix),
-            down=self._projection([prefix + family.down], hidden, middle, config.mlp_bias),
+            up=up,
+            down=down,
             window=window,
             cos_sin=cos_sin,
+            router=router,
         )
+
+    def _experts(self, prefix: str, count: int) -> tuple[Tensor, Projection, Projection]:
+        """A layer's router, and its experts' weights as `EncoderLayer` has them."""
+        hidden, middle, take = self._config.hidden_size, self._config.intermediate_size, self._weights.take
+        assert self._family.experts is not None
+        router, first, second, bias = (prefix + name for name in self._family.experts)
+        # Both lie in the files as the first does.
+        shape = (count * middle, hidden)
+        up, turned = (take([name], [shape]) for name in (first, second))
+        down = turned.view(count, middle, hidden).transpose(1, 2).reshape(count * hidden, middle)
+        chooser = take([router], [(count, hidden)], torch.float32)
+        return chooser, Projection(up, None), Projection(down, take([bias], [(hidden,)]))
 
     def _qkv(self, prefix: str) -> Projection:
         config, hidden, bias = self._config, self._config.hidden_size, self._config.attention_bias
@@ -196,11 +219,13 @@ class EncoderReader:
 
     def _relative_bias(self, max_tokens: int) -> Tensor | None:
         """The bias of each head for each distance, [heads, 2 * max_tokens - 1] float32."""
-        name = self._family.relative_bias
+        name, heads = self._family.relative_bias, self._config.num_heads
+        distance = torch.arange(1 - max_tokens, max_tokens)
+        if self._family.slopes:
+            return (-torch.tensor(slopes(heads)).unsqueeze(1) * distance.abs()).to(self._weights.device)
         if name is None:
             return None
-        table = self._weights.take([self._prefix + name], [(BUCKETS, self._config.num_heads)])
-        distance = torch.arange(1 - max_tokens, max_tokens)
+        table = self._weights.take([self._prefix + name], [(BUCKETS, heads)])
         return table.float()[_bucket(distance).to(table.device)].T.contiguous()
 
 
