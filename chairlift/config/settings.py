@@ -278,10 +278,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _from_file(values: Mapping[str, Any], path: Path, known: Mapping[str, Any], prefix: str) -> _Found:
     """The settings of a table. Raises ConfigError for one that is not known."""
-    for name in values:
+    for name, value in values.items():
         if name in _KNOWN and name not in known:
             where = "put it above the first [models.NAME] table"
             raise ConfigError(f"{path}: {prefix}{name} is a setting of the server, not of a model; {where}")
+        if name not in known and isinstance(value, dict) and not prefix:
+            where = "those of the server stand above all tables, those of a model in [models.NAME]"
+            raise ConfigError(f"{path} has a table [{name}], and no settings are there: {where}")
         if name not in known:
             raise ConfigError(f"{path} has an unknown key {prefix + name!r}{hint(name, known, repr)}")
     return {name: _Given(value, f"{path}: {prefix}{name}", typed=True) for name, value in values.items()}
