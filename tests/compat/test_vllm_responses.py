@@ -45,7 +45,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def respond(server: Server, **body: Any) -> Any:
-    quiet = {"model": "demo", "input": "Hello!", "max_output_tokens": 12, "reasoning": {"effort": "none"}}
+    # Drawn at random an answer may end by itself at once, if seldom.
+    quiet = {"model": "demo", "input": "Hello!", "max_output_tokens": 12, "temperature": 0}
+    quiet["reasoning"] = {"effort": "none"}
     return server.openai.responses.create(**quiet | body)  # type: ignore[call-overload]
 
 
@@ -65,11 +67,10 @@ def test_inputs_of_every_shape(server: Server) -> None:
         {"role": "user", "content": "Twice that."},
     ]
     for given in ("Hello!", said, turns):
-        assert text_of(respond(server, input=given, instructions="Be brief.", temperature=0))
-    # Drawn at random it may end by itself, if seldom.
-    cut = respond(server, input="Tell me of Moby Dick.", max_output_tokens=3, temperature=0)
+        assert text_of(respond(server, input=given, instructions="Be brief."))
+    cut = respond(server, input="Tell me of Moby Dick.", max_output_tokens=3)
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    whole = respond(server, temperature=0, max_output_tokens=400)
+    whole = respond(server, max_output_tokens=400)
     assert (whole.status, whole.incomplete_details) == ("completed", None)
     extra = {"top_k": 40, "repetition_penalty": 1.2, "seed": 42}
     assert text_of(respond(server, temperature=0.7, top_p=0.9, extra_body=extra))
@@ -156,7 +157,7 @@ def test_reasoning_and_its_tokens(server: Server) -> None:
         assert made.output[0].type == "reasoning"
         assert made.output[0].content[0].text
         assert made.usage.output_tokens_details.reasoning_tokens > 0
-    bounded = {"model": "demo", "messages": MESSAGES, "max_tokens": 20, "thinking_token_budget": 4}
+    bounded = {"model": "demo", "messages": MESSAGES, "max_tokens": 20, "thinking_token_budget": 4, "temperature": 0}
     message = server.http.post("/v1/chat/completions", json=bounded).json()["choices"][0]["message"]
     assert message["reasoning_content"]
     assert message["content"]
