@@ -142,7 +142,7 @@ def mpt(raw: Raw) -> Raw:
         _refuse(raw, {"norm_type": "low_precision_layernorm"}, UnsupportedModel)
     names = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
     found = _named(raw, names | {"max_position_embeddings": "max_seq_len"})
-    ratio = 4 if raw.get("expansion_ratio") is None else raw["expansion_ratio"]
+    ratio = 4 if raw.get("expansion_ratio") is None else positive_size(raw, "expansion_ratio")
     found["intermediate_size"] = ratio * positive_size(found, "hidden_size")
     return {"max_position_embeddings": 2048, **found, "num_key_value_heads": None}
 

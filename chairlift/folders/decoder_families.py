@@ -88,6 +88,15 @@ _GPT: dict[str, Any] = {
     "rotated": rotated_none,
 }
 
+_SLOPED: dict[str, Any] = {
+    "float_norms": True,
+    "gated": False,
+    "tied": True,
+    "rms_norm_eps": 1e-5,
+    "eps_field": "layer_norm_epsilon",
+    "rotated": rotated_none,
+}
+
 FAMILIES: dict[str, DecoderFamily] = {
     "llama": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": DecoderFamily(windows=one_window),
@@ -398,28 +407,18 @@ FAMILIES: dict[str, DecoderFamily] = {
         o_bias=True,
         mlp_bias=True,
         norm_kind="layer",
-        float_norms=True,
-        gated=False,
         activation=("hidden_act", "gelu_pytorch_tanh"),
-        tied=True,
-        rms_norm_eps=1e-5,
-        eps_field="layer_norm_epsilon",
-        rotated=rotated_none,
         slopes=slopes_of_bloom,
+        **_SLOPED,
     ),
     "mpt": DecoderFamily(
         dialect=mpt,
         names=MPT,
         norms=LayerNorms("norm_1", mlp_pre="norm_2"),
         norm_kind="unbiased",
-        float_norms=True,
-        gated=False,
         activation=("hidden_act", "gelu"),
-        tied=True,
-        rms_norm_eps=1e-5,
-        eps_field="layer_norm_epsilon",
-        rotated=rotated_none,
         slopes=slopes_of_mpt,
+        **_SLOPED,
     ),
     "opt": DecoderFamily(
         dialect=opt,

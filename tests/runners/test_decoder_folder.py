@@ -278,6 +278,9 @@ def test_defaults_of_head_dim() -> None:
             for name, value in (("clip_qkv", 6), ("alibi", False), ("qk_ln", True), ("softmax_scale", 0.1))
         ),
         ({"model_type": "mpt", "no_bias": False}, ["no_bias=False"]),
+        # Times the hidden size it would fill the memory.
+        ({"model_type": "mpt", "expansion_ratio": "4" * 1000}, ["expansion_ratio", "whole number"]),
+        ({"model_type": "mpt", "expansion_ratio": 2**9}, ["expansion_ratio as 512"]),
         ({"model_type": "mpt", "norm_type": "rmsnorm"}, ["norm_type='rmsnorm'"]),
         ({"model_type": "mpt", "attn_config": {"alibi_bias_max": "8"}}, ["alibi_bias_max"]),
         ({"model_type": "gemma3"}, ["'gemma3'", "gemma3_text"]),

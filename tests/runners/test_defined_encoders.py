@@ -258,3 +258,9 @@ def test_what_it_is_not_made_of_is_refused(kind: type[Definition], fields: dict[
     said = {"activation_function": "hidden_act"}.get(name, name)
     with pytest.raises(UnsupportedModel, match=said):
         read_encoder_config(folder)
+
+
+def test_biases_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    folder = edited_folder(tmp_path / "other", JinaBert(4).folder(tmp_path / "model"), max_position_embeddings=2**24)
+    with pytest.raises(UnsupportedModel, match=r"max_position_embeddings is too large: .* for 8388608 tokens, not for"):
+        EncoderRunner(str(folder), num_threads=1, dtype="float32").load()

@@ -157,7 +157,8 @@ def _refuse_unknown(raw: Mapping[str, Any], family: EncoderFamily) -> None:
         if value is not None and value != neutral:
             raise UnsupportedModel(f"{name}={value!r} is not supported; encoders with {name}={neutral!r} are")
     # Jina's later ones, of which config.json says nothing else.
-    if family.slopes and _NORMS_HEADS in str(raw.get("auto_map")):
+    code = optional_object(raw, "auto_map").values() if family.slopes else ()
+    if any(isinstance(each, str) and _NORMS_HEADS in each for each in code):
         raise UnsupportedModel(
             f"auto_map names {_NORMS_HEADS}, whose queries and keys are normed: that is not supported"
         )

@@ -18,6 +18,8 @@ from chairlift.runners.weights import Weights
 
 # That of sentence-transformers' LayerNorm, whose config.json has none.
 _LAYER_NORM_EPS = 1e-5
+# A quarter of a gigabyte. Those that follow from slopes are bounded by no table in the files.
+_MOST_BIASES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,11 @@ class EncoderReader:
     def _relative_bias(self, max_tokens: int) -> Tensor | None:
         """The bias of each head for each distance, [heads, 2 * max_tokens - 1] float32."""
         name, heads = self._family.relative_bias, self._config.num_heads
+        if self._family.slopes and 2 * heads * max_tokens > _MOST_BIASES:
+            raise UnsupportedModel(
+                f"max_position_embeddings is too large: {heads} heads have {_MOST_BIASES} biases at most, which is "
+                f"enough for {_MOST_BIASES // (2 * heads)} tokens, not for {max_tokens}"
+            )
         distance = torch.arange(1 - max_tokens, max_tokens)
         if self._family.slopes:
             return (-torch.tensor(slopes(heads)).unsqueeze(1) * distance.abs()).to(self._weights.device)
