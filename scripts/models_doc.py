@@ -10,7 +10,7 @@ from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
-from chairlift.gguf.architectures import ARCHITECTURES, WITH_EXPERTS
+from chairlift.gguf.architectures import ARCHITECTURES, WITH_EXPERTS, WITH_STATES
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
 # Which models have that `model_type` in their config.json.
@@ -154,7 +154,8 @@ A model is checked as it is loaded: what it computes in parts and in company mus
 attention there is must be known; or else it is refused. Quantized folders are read for native families alone. Where
 keys and values are made from a latent (LongCat), they themselves are cached, which takes many times the memory that
 native families with [latent attention](decisions/035-latent-attention.md) take. These are held against transformers by
-tests (of those that read images the first three); others may do.
+tests (of those that read images the first three); others may do. Of these families **GGUF** files of
+{with_states} are read.
 
 **Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A
 prefix is found where a [snapshot](guides/serving.md#models-with-states) of it was kept: at prompts' and answers' ends
@@ -192,6 +193,7 @@ def text() -> str:
     return _TEXT.format(
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
         with_experts=", ".join(f"`{name}`" for name in WITH_EXPERTS),
+        with_states=", ".join(f"`{name}`" for name in WITH_STATES),
         decoders=layout(decoders),
         encoders=layout(encoders),
         refused=layout(refused),

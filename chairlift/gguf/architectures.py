@@ -214,6 +214,8 @@ WITH_EXPERTS: dict[str, Architecture] = {
         switches=_GRANITE_SWITCHES,
     ),
 }
+# Those of models with states, whose rows are in hybrid_config.py and hybrid_changes.py.
+WITH_STATES = ("lfm2", "lfm2moe")
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
@@ -225,6 +227,6 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     table = WITH_EXPERTS if experts else ARCHITECTURES
     if not isinstance(name, str) or name not in table:
         kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
-        known = ", ".join(table)
+        known = ", ".join([*table, *WITH_STATES])
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
     return _OLMO3 if name == "olmo2" and metadata.get(f"{name}.{WINDOW}") else table[name]

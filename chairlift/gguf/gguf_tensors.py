@@ -41,11 +41,14 @@ class _Shape:
 class GgufTensors:
     """Reads tensors as a handle of safetensors does. Raises UnsupportedModel naming the tensor at fault."""
 
-    def __init__(self, path: Path, unpack_natively: UnpackBlocks | None = None) -> None:
-        """Open a file, whose blocks that unpacks where it can."""
+    def __init__(
+        self, path: Path, unpack_natively: UnpackBlocks | None = None, known: Architecture | None = None
+    ) -> None:
+        """Open a file, whose blocks that unpacks where it can, and whose names these are, or its architecture's."""
         self._unpack_natively = unpack_natively
         self._file = file = GgufFile(path, with_vocabulary=False)
-        self._known: Architecture = architecture_of(file.metadata)
+        self.metadata = file.metadata
+        self._known = known or architecture_of(file.metadata)
         prefix = f"{file.metadata['general.architecture']}."
         key, layers = f"{prefix}attention.head_count", file.metadata.get(f"{prefix}block_count")
         heads = file.metadata.get(key)
@@ -66,6 +69,10 @@ class GgufTensors:
     def unknown(self) -> list[str]:
         """Those of names that no folder has anything for."""
         return [name for name, (own, _) in self._places.items() if name == own]
+
+    def own_name(self, name: str) -> str:
+        """What the file calls the tensor that this one is, or is a part of."""
+        return self._places[name][0]
 
     def get_slice(self, name: str) -> _Shape:
         """What has a tensor's shape."""
@@ -103,7 +110,7 @@ class GgufTensors:
     def _experts_of(self, name: str, place: TensorPlace) -> list[TensorPlace]:
         """Where each expert's part of a tensor [E, outs, ins] lies, or of biases [E, outs]."""
         metadata = self._file.metadata
-        count = metadata[f"{metadata['general.architecture']}.expert_count"]
+        count = metadata.get(f"{metadata['general.architecture']}.expert_count")
         if len(place.shape) != (2 if name.endswith(".bias") else 3) or place.shape[0] != count:
             raise UnsupportedModel(
                 f"tensor {name!r} is for {list(place.shape)} numbers, not for {shown(count)} experts"

@@ -95,7 +95,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **{field: f"blk.0.{name}" in file.tensors for name, field in known.present.items()},
         **{field: f"blk.0.{name}" not in file.tensors for name, field in known.absent.items()},
-        "torch_dtype": _dtype(embeddings, file.tensors.values()),
+        "torch_dtype": dtype_of(embeddings, file.tensors.values()),
         **known.fields,
         **_score_scale(known.model_type, found, head_dim),
         **found,
@@ -120,7 +120,7 @@ def same_in_all(value: Any, layers: Any) -> Any:
     return value[0] if is_same else value
 
 
-def _dtype(embeddings: TensorPlace, tensors: Iterable[TensorPlace]) -> str:
+def dtype_of(embeddings: TensorPlace, tensors: Iterable[TensorPlace]) -> str:
     """The type of a folder with such tensors. What is packed has fewer digits than bfloat16."""
     if embeddings.kind == _FLOAT32:
         return "float32"

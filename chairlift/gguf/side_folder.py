@@ -13,13 +13,15 @@ from typing import Any
 
 from chairlift.errors import ConfigError, UnsupportedModel, looking_at
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
+from chairlift.gguf.architectures import WITH_STATES
 from chairlift.gguf.gguf_file import GgufFile, parts_of
+from chairlift.gguf.hybrid_config import hybrid_config
 from chairlift.gguf.model_config import config_of
 from chairlift.gguf.pooling_files import MODULES, POOLING, pooling_files
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 5
+_VERSION = 6
 # What is made, beside the link to the weights.
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", MODULES, POOLING)
 
@@ -71,7 +73,9 @@ def _contents(path: Path) -> dict[str, Any]:
     if find_spec("gguf") is None:
         raise UnsupportedModel(f"{path.name} is a GGUF file, which needs: pip install 'chairlift[gguf]'")
     file = GgufFile(path)
-    made = {"config.json": config_of(file)} | tokenizer_files(file.metadata, path.name)
+    is_hybrid = file.metadata.get("general.architecture") in WITH_STATES
+    config = hybrid_config(file) if is_hybrid else config_of(file)
+    made = {"config.json": config} | tokenizer_files(file.metadata, path.name)
     return made | pooling_files(file.metadata)
 
 

@@ -47,6 +47,7 @@ _RULES: dict[str, Json] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "exaone4", "granite-docling"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4"), _split(_BY_THREE)),
+    "lfm2": _split(_BY_THREE),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _split(_BY_ONE)),
     "seed-coder": _split(_BY_ONE_WITHOUT_LINES),
     "tekken": _split(_TEKKEN),
@@ -54,8 +55,8 @@ _RULES: dict[str, Json] = {
 }
 # Rules of tokenizers that take a whole word for one token if it is one, before they merge anything; and of those that
 # begin with a token for the beginning unless they say otherwise.
-_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "gpt-4o", "llama4")
-_WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken", "gpt-4o", "llama4")
+_WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
 _COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo", "command-r")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call

@@ -133,7 +133,7 @@ def test_it_is_served_in_the_type_that_it_has() -> None:
     assert json.loads((plain / "config.json").read_text())["torch_dtype"] == "float16"
     assert make_runner(plain).info.dtype == "float32"
     embeddings = GgufFile(gguf_file("llama", "F16")).tensors["token_embd.weight"]
-    assert model_config._dtype(embeddings, [embeddings, embeddings._replace(kind=8)]) == "bfloat16"
+    assert model_config.dtype_of(embeddings, [embeddings, embeddings._replace(kind=8)]) == "bfloat16"
 
 
 def test_a_tensor_that_is_missing_is_told_of_a_gguf_file_and_what_may_be_it(tmp_path: Path) -> None:

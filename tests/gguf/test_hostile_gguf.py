@@ -1,5 +1,6 @@
 """Corrupt, truncated and lying GGUF files: read or refused by name, in bounded time and memory."""
 
+import itertools
 import os
 import random
 import resource
@@ -10,10 +11,15 @@ import gguf
 import numpy as np
 import pytest
 from support.gguf_files import add, gguf_file
+from support.gguf_hybrids import WRITTEN, hybrid_file
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.transformers_config import parse_transformers
+from chairlift.gguf.architectures import WITH_STATES
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.gguf_tensors import GgufTensors
+from chairlift.gguf.hybrid_config import hybrid_config
+from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.gguf.model_config import config_of
 from chairlift.gguf.tokenizer_files import tokenizer_files
 from chairlift.runners.decoder.config import parse_config
@@ -24,9 +30,13 @@ FEW, MANY = 300, 2000
 def read_whole(path: Path) -> None:
     """All that is read of a file that is served."""
     file = GgufFile(path)
-    parse_config(config_of(file))
+    name = file.metadata.get("general.architecture")
+    if name in WITH_STATES:
+        parse_transformers(hybrid_config(file))
+    else:
+        parse_config(config_of(file))
     tokenizer_files(file.metadata, path.name)
-    tensors = GgufTensors(path)
+    tensors = HybridTensors(path, None, str(name)) if name in WITH_STATES else GgufTensors(path)
     for name in tensors.keys():  # noqa: SIM118
         tensors.get_tensor(name)
 
@@ -55,7 +65,59 @@ def mangled(rng: random.Random, whole: bytes) -> bytes:
 )
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_whatever_a_file_holds_is_read_or_refused(name: str, kind: str, count: int, tmp_path: Path) -> None:
-    whole, rng, path = gguf_file(name, kind).read_bytes(), random.Random(kind), tmp_path / "m.gguf"
+    try_mangled(gguf_file(name, kind).read_bytes(), count, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("count", [FEW // 6, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_so_is_what_a_file_with_states_holds(name: str, count: int, tmp_path: Path) -> None:
+    try_mangled(hybrid_file(name).read_bytes(), count, tmp_path / "m.gguf")
+
+
+HOSTILE = (
+    0,
+    -1,
+    1,
+    7,
+    2**31,
+    2**63,
+    1.5,
+    float("nan"),
+    float("inf"),
+    True,
+    "many",
+    [],
+    [0],
+    [1],
+    [-1] * 4,
+    [2**40] * 4,
+)
+HOSTILE += ([0] * 4, [1, 2, 3, 4], ["a"] * 4, [0.5] * 4, [2**20] * 4)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_any_value_of_a_key_is_read_or_refused_by_its_name(name: str) -> None:
+    """Of a model with states. What is read is within the bounds of a model."""
+    file = GgufFile(hybrid_file(name))
+    before, plain = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, dict(file.metadata)
+    keys = [key for key in plain if key.startswith(f"{plain['general.architecture']}.")]
+    refused = []
+    for key, value in itertools.product(keys, HOSTILE):
+        file.metadata = plain | {key: value}
+        try:
+            parse_transformers(hybrid_config(file))
+        except UnsupportedModel as error:
+            refused.append((key, str(error)))
+    assert len(refused) > len(keys) * len(HOSTILE) / 2
+    assert not [each for each in refused if len(each[1]) > 400 or "none of its kind" in each[1]]
+    named = [each for each in refused if each[0] in each[1]]
+    assert len(named) > 0.8 * len(refused)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def try_mangled(whole: bytes, count: int, path: Path) -> None:
+    """Read it, in so many ways corrupt."""
+    rng = random.Random(len(whole))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = []
     for _ in range(count):

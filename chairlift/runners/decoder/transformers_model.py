@@ -21,8 +21,16 @@ from torch import Tensor
 from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size
-from chairlift.folders.tensor_files import WEIGHTS, WEIGHTS_INDEX, count_numbers, names_weights, weight_files
+from chairlift.folders.tensor_files import (
+    GGUF_WEIGHTS,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    count_numbers,
+    names_weights,
+    weight_files,
+)
 from chairlift.folders.transformers_config import TransformersConfig
+from chairlift.gguf.tensor_types import numbers_of
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
@@ -30,6 +38,7 @@ from chairlift.ops.kv_layout import bytes_of_token
 from chairlift.runners.decoder.recorded_steps import GraphRecorder, RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
+from chairlift.runners.decoder.transformers_gguf import gguf_tensors
 from chairlift.runners.decoder.transformers_layers import shorten
 from chairlift.runners.decoder.transformers_parts import put_in, set_apart
 from chairlift.runners.decoder.transformers_rotation import give_back, take_over
@@ -344,19 +353,18 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             kind = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
             with torch.device("meta"):
                 empty = kind.from_config(config, trust_remote_code=False)
-            wanted, held = sum(each.numel() for each in empty.parameters()), count_numbers(folder) or 0
+            unpacked = gguf_tensors(folder)
+            wanted = sum(each.numel() for each in empty.parameters())
+            held = numbers_of(folder / GGUF_WEIGHTS) if unpacked else count_numbers(folder) or 0
             if wanted > held:
                 # Before memory is taken for what is in no file, and would be made up.
                 raise UnsupportedModel(f"by config.json it has {wanted:,} numbers, and its files hold {held:,}")
-            with _with_index(folder) as indexed:
-                model, loading = kind.from_pretrained(
-                    indexed,
-                    dtype=dtype,
-                    attn_implementation=NAME,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **safely,
-                )
+            told: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "output_loading_info": True}
+            if unpacked:
+                model, loading = type(empty).from_pretrained(None, config=config, state_dict=unpacked, **told, **safely)
+            else:
+                with _with_index(folder) as indexed:
+                    model, loading = kind.from_pretrained(indexed, use_safetensors=True, **told, **safely)
         except UnsupportedModel:
             raise
         except Exception as error:

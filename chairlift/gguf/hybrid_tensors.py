@@ -1,0 +1,60 @@
+"""The tensors of a GGUF file of a model with states, as a folder has them."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.gguf_tensors import GgufTensors, UnpackBlocks
+from chairlift.gguf.hybrid_changes import HYBRID_NAMES
+from chairlift.gguf.hybrid_names import TensorChange
+from chairlift.gguf.told_settings import ToldSettings
+
+_LAYER = re.compile(r"blk\.(\d{1,6})\.")
+
+
+class HybridTensors:
+    """Reads tensors by the names of a folder. Raises UnsupportedModel naming the tensor at fault."""
+
+    def __init__(self, path: Path, unpack_natively: UnpackBlocks | None, architecture: str) -> None:
+        """Open a file of this architecture, whose blocks that unpacks where it can."""
+        self._known = HYBRID_NAMES[architecture]
+        self._tensors = GgufTensors(path, unpack_natively, self._known)
+        self._told = ToldSettings(self._tensors.metadata, path.name)
+        # Of a folder's name: what it is made of, and how, if it is not as it lies there.
+        self._made: dict[str, tuple[Sequence[str], TensorChange | None]] = {}
+        self._there = {*self._tensors.keys()}
+        changes = {part: change for change in self._known.changes for part in change.parts}
+        for name in self._tensors.keys():  # noqa: SIM118
+            if self._guesses(name):
+                continue
+            before, own = self._known.layer_of(name)
+            change = changes.get(own)
+            parts = [name] if change is None else [f"{before}{part}" for part in change.parts]
+            self._made[name if change is None else f"{before}{change.target}"] = parts, change
+
+    def keys(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._made)
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor as float32, or as it is if it is in 16 bits."""
+        parts, change = self._made[name]
+        if missing := [part for part in parts if part not in self._there]:
+            raise UnsupportedModel(f"tensor {name!r} can't be made, as {missing[0]!r} is missing in the GGUF file")
+        found = [self._tensors.get_tensor(part) for part in parts]
+        if change is None:
+            return found[0]
+        try:
+            return change.make(found, self._told).contiguous()
+        except (RuntimeError, IndexError, ValueError) as error:
+            shapes = ", ".join(f"{part!r} of {list(each.shape)}" for part, each in zip(parts, found, strict=True))
+            raise UnsupportedModel(f"tensor {name!r} can't be made of {shapes}: {error}") from error
+
+    def _guesses(self, name: str) -> bool:
+        """Whether it is of a layer behind the model's own, which guesses tokens ahead: nothing here asks for those."""
+        found = _LAYER.match(self._tensors.own_name(name))
+        first = self._told.num_layers
+        return found is not None and first <= int(found[1]) < first + self._told.num_guessing

@@ -1,0 +1,114 @@
+"""GGUF files of models with states, which transformers computes: what is made of them is the model of their folder."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf.quants import dequantize
+from safetensors.torch import load_file, save_file
+from support.decoder_harness import all_logits, make_runner, prompts
+from support.gguf_files import gguf_file
+from support.gguf_hybrids import WRITTEN, hybrid_file, plain_hybrid
+from support.model_factory import edited_folder
+
+from chairlift.errors import UnsupportedModel
+from chairlift.folders import transformers_config
+from chairlift.gguf.architectures import WITH_STATES
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.hybrid_changes import HYBRID_NAMES
+from chairlift.gguf.hybrid_config import HYBRIDS, hybrid_config
+from chairlift.gguf.side_folder import folder_of
+
+TEXTS = list(prompts().values())[:3]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_each_that_is_named_is_told_of_and_tried() -> None:
+    assert {*WITH_STATES} == {*HYBRIDS} == {*HYBRID_NAMES} == {written.arch for written in WRITTEN.values()}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_model_is_that_of_its_folder(name: str) -> None:
+    found, wanted = (make_runner(folder, ops="native") for folder in (folder_of(hybrid_file(name)), plain_hybrid(name)))
+    for one, other in zip(all_logits(found, TEXTS), all_logits(wanted, TEXTS), strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "int8"), ("float32", "int4")])
+def test_it_is_served_in_the_type_that_is_asked_for(dtype: str, quantization: str, tmp_path: Path) -> None:
+    """The numbers that a file has in few bits are those that are rounded again."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    tensors = load_file(plain_hybrid("lfm2_moe") / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2 and not name.endswith("gate.weight"):
+            tensors[name] = torch.from_numpy(dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind))
+    folder = edited_folder(tmp_path / "plain", plain_hybrid("lfm2_moe"))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    settings = {"ops": "native", "dtype": dtype, "quantization": quantization}
+    runners = (make_runner(each, **settings) for each in (folder_of(hybrid_file("lfm2_moe", "Q8_0")), folder))
+    for one, other in zip(*(all_logits(each, TEXTS) for each in runners), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_of_native_architectures_transformers_gets_none() -> None:
+    """Their config.json is what native kernels read, of which transformers makes something else here and there."""
+    with pytest.raises(UnsupportedModel, match=r"of lfm2, .* here, not of 'olmo2'"):
+        make_runner(folder_of(gguf_file("olmo3")), implementation="transformers")
+
+
+def test_without_transformers_it_is_refused_as_its_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_config, "find_spec", lambda name: None)
+    said = []
+    for folder in (folder_of(hybrid_file("lfm2")), plain_hybrid("lfm2")):
+        with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[transformers\]'") as refused:
+            make_runner(folder)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    own = b"blk.1.shortconv.conv.weight"
+    path.write_bytes(hybrid_file("lfm2").read_bytes().replace(own, own.replace(b"1", b"9")))
+    with pytest.raises(UnsupportedModel, match=r"missing tensors: model\.layers\.1\.conv\.conv\.weight"):
+        make_runner(folder_of(path))
+
+
+def told(name: str, **more: Any) -> dict[str, Any]:
+    """The config.json of a file of which more is told, under its architecture's name; None takes a key away."""
+    file = GgufFile(hybrid_file(name))
+    prefix = f"{file.metadata['general.architecture']}."
+    file.metadata |= {f"{prefix}{key}": value for key, value in more.items()}
+    file.metadata = {key: value for key, value in file.metadata.items() if value is not None}
+    return hybrid_config(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("lfm2", {"shortconv.l_cache": None}, "lfm2.shortconv.l_cache is missing in lfm2-F32.gguf"),
+        ("lfm2", {"shortconv.l_cache": 0}, "lfm2.shortconv.l_cache = 0"),
+        ("lfm2", {"attention.causal": False}, "lfm2.attention.causal = False"),
+        ("lfm2", {"attention.sliding_window": 16}, "lfm2.attention.sliding_window = 16"),
+        ("lfm2", {"attention.head_count_kv": [0, 2]}, "lfm2.attention.head_count_kv = [0, 2]"),
+        ("lfm2", {"attention.head_count_kv": [0, 2, 4, 0]}, "not one number for all layers that have any"),
+        ("lfm2", {"attention.key_length": 32}, "lfm2.attention.key_length = 32"),
+        ("lfm2", {"rope.scaling.type": "yarn"}, "lfm2.rope.scaling.type = 'yarn'"),
+        ("lfm2", {"pooling_type": 1}, "lfm2.pooling_type = 1"),
+        ("lfm2", {"embedding_length_out": 64}, "lfm2.embedding_length_out = 64"),
+        ("lfm2", {"nextn_predict_layers": 4}, "lfm2.nextn_predict_layers = 4"),
+        ("lfm2_moe", {"expert_gating_func": 1}, "lfm2moe.expert_gating_func = 1"),
+        ("lfm2_moe", {"expert_group_count": 2}, "lfm2moe.expert_group_count = 2"),
+        ("lfm2_moe", {"expert_count": 2**20}, "lfm2moe.expert_count = 1048576"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_its_key(name: str, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedModel) as refused:
+        told(name, **more)
+    assert said in str(refused.value)
