@@ -215,7 +215,7 @@ WITH_EXPERTS: dict[str, Architecture] = {
     ),
 }
 # Those of models with states, whose rows are in hybrid_config.py and hybrid_changes.py.
-WITH_STATES = ("lfm2", "lfm2moe")
+WITH_STATES = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next")
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:

@@ -1,7 +1,9 @@
 """The tensors of each architecture with states: their names, and what converters change of them, changed back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from chairlift.gguf.hybrid_names import HybridNames, TensorChange
@@ -45,5 +47,156 @@ _LFM2 = HybridNames(
     changes=(TensorChange("conv.conv.weight", ("conv.conv.weight",), _with_channel),),
 )
 
+
+def _lowered(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    """The weights of a norm, to which one was added."""
+    return parts[0].float() - 1
+
+
+def _logarithm(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    """The logarithms of decays, which files have as what those are: below zero."""
+    (decays,) = parts
+    if not (decays < 0).all():
+        raise ValueError("decays have to be below zero")
+    return decays.float().neg().log()
+
+
+def _joined(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    """Rows of projections, one below the other."""
+    return torch.cat(list(parts))
+
+
+def _joined_experts(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    """Rows of each expert's projections [E, outs, ins], one below the other."""
+    return torch.cat(list(parts), dim=1)
+
+
+class _DeltaHeads(NamedTuple):
+    """Of a layer with a delta rule: heads of keys and of values, and how many numbers each has."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+
+
+def _heads_of(told: ToldSettings) -> _DeltaHeads:
+    values = told.size("ssm.time_step_rank")
+    return _DeltaHeads(
+        told.size("ssm.group_count"), values, told.size("ssm.state_size"), told.size("ssm.inner_size") // values
+    )
+
+
+def _grouped(rows: Tensor, heads: _DeltaHeads, width: int) -> Tensor:
+    """Rows [V * width, ...] of heads of values in the order of their heads of keys, which files take in turns."""
+    turns = rows.reshape(heads.values // heads.keys, heads.keys, width, *rows.shape[1:])
+    return turns.transpose(0, 1).reshape(rows.shape)
+
+
+def _grouped_behind_keys(rows: Tensor, told: ToldSettings) -> Tensor:
+    """The same of rows that stand behind those of queries and of keys."""
+    heads = _heads_of(told)
+    first = 2 * heads.keys * heads.key_dim
+    return torch.cat([rows[:first], _grouped(rows[first:], heads, heads.value_dim)])
+
+
+def _grouped_values(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    heads = _heads_of(told)
+    return _grouped(parts[0], heads, heads.value_dim)
+
+
+def _grouped_scalars(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    return _grouped(parts[0], _heads_of(told), 1)
+
+
+def _grouped_columns(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    return _grouped_values([parts[0].T], told).T
+
+
+def _in_turns(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
+    """Rows of queries, keys, values and gates for each head of keys, of those of all, one after the other."""
+    heads, (qkv, gates) = _heads_of(told), parts
+    keys = heads.keys * heads.key_dim
+    rows = qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], gates
+    return torch.cat([each.reshape(heads.keys, -1, each.shape[-1]) for each in rows], dim=1).flatten(0, 1)
+
+
+_DELTA = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v")},
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_exps": "mlp.experts.gate",
+    "ffn_up_exps": "mlp.experts.up",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
+_LIFTED = ("model.norm", "input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+_OF_DELTA = (
+    *(TensorChange(f"{norm}.weight", (f"{norm}.weight",), _lowered) for norm in _LIFTED),
+    TensorChange("mlp.experts.gate_up_proj", ("mlp.experts.gate.weight", "mlp.experts.up.weight"), _joined_experts),
+)
+_WHOLE = _EMBEDDING | {"output_norm": "model.norm"}
+
+
+def _same(name: str, make: Callable[[Sequence[Tensor], ToldSettings], Tensor]) -> TensorChange:
+    """A change of one tensor."""
+    return TensorChange(name, (name,), make)
+
+
+_QWEN35 = HybridNames(
+    "qwen3_5_text",
+    names=_DELTA,
+    whole=_WHOLE,
+    changes=(
+        *_OF_DELTA,
+        _same("linear_attn.in_proj_qkv.weight", lambda parts, told: _grouped_behind_keys(parts[0], told)),
+        _same("linear_attn.conv1d.weight", lambda parts, told: _grouped_behind_keys(parts[0], told).unsqueeze(1)),
+        _same("linear_attn.in_proj_z.weight", _grouped_values),
+        _same("linear_attn.in_proj_a.weight", _grouped_scalars),
+        _same("linear_attn.in_proj_b.weight", _grouped_scalars),
+        _same("linear_attn.A_log", lambda parts, told: _grouped_scalars([_logarithm(parts, told)], told)),
+        _same("linear_attn.dt_bias", _grouped_scalars),
+        _same("linear_attn.out_proj.weight", _grouped_columns),
+    ),
+)
+_QWEN3_NEXT = HybridNames(
+    "qwen3_next",
+    # Files of the first days have one projection.
+    names=_DELTA | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"},
+    whole=_WHOLE,
+    changes=(
+        *_OF_DELTA,
+        TensorChange(
+            "linear_attn.in_proj_qkvz.weight",
+            ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight"),
+            _in_turns,
+        ),
+        _same("linear_attn.conv1d.weight", _with_channel),
+        _same("linear_attn.A_log", _logarithm),
+    ),
+)
+
 # By a file's `general.architecture`.
-HYBRID_NAMES: dict[str, HybridNames] = {"lfm2": _LFM2, "lfm2moe": _LFM2}
+HYBRID_NAMES: dict[str, HybridNames] = {
+    "lfm2": _LFM2,
+    "lfm2moe": _LFM2,
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35,
+    "qwen3next": _QWEN3_NEXT,
+}

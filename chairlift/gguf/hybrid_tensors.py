@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
@@ -18,9 +19,18 @@ _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 class HybridTensors:
     """Reads tensors by the names of a folder. Raises UnsupportedModel naming the tensor at fault."""
 
-    def __init__(self, path: Path, unpack_natively: UnpackBlocks | None, architecture: str) -> None:
-        """Open a file of this architecture, whose blocks that unpacks where it can."""
-        self._known = HYBRID_NAMES[architecture]
+    def __init__(
+        self,
+        path: Path,
+        architecture: str,
+        unpack_natively: UnpackBlocks | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Open a file of this architecture, whose blocks that unpacks where it can.
+
+        What is put together of several is rounded to that type before: of experts it may take gigabytes.
+        """
+        self._known, self._dtype = HYBRID_NAMES[architecture], dtype
         self._tensors = GgufTensors(path, unpack_natively, self._known)
         self._told = ToldSettings(self._tensors.metadata, path.name)
         # Of a folder's name: what it is made of, and how, if it is not as it lies there.
@@ -44,7 +54,7 @@ class HybridTensors:
         parts, change = self._made[name]
         if missing := [part for part in parts if part not in self._there]:
             raise UnsupportedModel(f"tensor {name!r} can't be made, as {missing[0]!r} is missing in the GGUF file")
-        found = [self._tensors.get_tensor(part) for part in parts]
+        found = [self._part(part, len(parts)) for part in parts]
         if change is None:
             return found[0]
         try:
@@ -52,6 +62,10 @@ class HybridTensors:
         except (RuntimeError, IndexError, ValueError) as error:
             shapes = ", ".join(f"{part!r} of {list(each.shape)}" for part, each in zip(parts, found, strict=True))
             raise UnsupportedModel(f"tensor {name!r} can't be made of {shapes}: {error}") from error
+
+    def _part(self, name: str, count: int) -> Tensor:
+        tensor = self._tensors.get_tensor(name)
+        return tensor if count == 1 else tensor.to(self._dtype)
 
     def _guesses(self, name: str) -> bool:
         """Whether it is of a layer behind the model's own, which guesses tokens ahead: nothing here asks for those."""

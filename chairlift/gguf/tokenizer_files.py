@@ -20,6 +20,10 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BY_THREE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _BY_ONE_WITHOUT_LINES = rf"{_ENDINGS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _BY_ONE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}"
+_BY_ONE_WITH_MARKS = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _FIRST = r"[^\r\n\p{L}\p{N}]?"
 _TEKKEN = (
@@ -49,6 +53,7 @@ _RULES: dict[str, Json] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4"), _split(_BY_THREE)),
     "lfm2": _split(_BY_THREE),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _split(_BY_ONE)),
+    "qwen35": _split(_BY_ONE_WITH_MARKS),
     "seed-coder": _split(_BY_ONE_WITHOUT_LINES),
     "tekken": _split(_TEKKEN),
     **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O)),
@@ -58,7 +63,7 @@ _RULES: dict[str, Json] = {
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
-_COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo", "command-r")
+_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "command-r")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
 # the others words of a user's, and llama.cpp goes by their texts, too.
 _ENDINGS_OF_TURNS = (

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize
@@ -89,10 +90,28 @@ def told(name: str, **more: Any) -> dict[str, Any]:
     return hybrid_config(file)
 
 
+def test_layers_that_guess_tokens_are_left_out() -> None:
+    """As transformers leaves them out of a folder."""
+    files = hybrid_file("qwen3_next", num_guessing=1), hybrid_file("qwen3_next")
+    found, wanted = (make_runner(folder_of(file), ops="native") for file in files)
+    for one, other in zip(all_logits(found, TEXTS), all_logits(wanted, TEXTS), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
+def test_decays_that_are_none_are_named(value: float, tmp_path: Path) -> None:
+    data, place = bytearray(hybrid_file("qwen3_next").read_bytes()), GgufFile(hybrid_file("qwen3_next")).tensors
+    offset = place["blk.1.ssm_a"].offset
+    data[offset : offset + 4] = np.float32(value).tobytes()
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModel, match=r"'model\.layers\.1\.linear_attn\.A_log' can't be made of .*below zero"):
+        make_runner(folder_of(tmp_path / "m.gguf"))
+
+
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("lfm2", {"shortconv.l_cache": None}, "lfm2.shortconv.l_cache is missing in lfm2-F32.gguf"),
+        ("lfm2", {"shortconv.l_cache": None}, "lfm2.shortconv.l_cache is missing in lfm2-F32-0.gguf"),
         ("lfm2", {"shortconv.l_cache": 0}, "lfm2.shortconv.l_cache = 0"),
         ("lfm2", {"attention.causal": False}, "lfm2.attention.causal = False"),
         ("lfm2", {"attention.sliding_window": 16}, "lfm2.attention.sliding_window = 16"),
@@ -103,6 +122,12 @@ def told(name: str, **more: Any) -> dict[str, Any]:
         ("lfm2", {"pooling_type": 1}, "lfm2.pooling_type = 1"),
         ("lfm2", {"embedding_length_out": 64}, "lfm2.embedding_length_out = 64"),
         ("lfm2", {"nextn_predict_layers": 4}, "lfm2.nextn_predict_layers = 4"),
+        ("qwen3_next", {"attention.recurrent_layers": [2, 2]}, "is not a number for each of 4 layers"),
+        ("qwen3_next", {"ssm.time_step_rank": 5}, "qwen3next.ssm.time_step_rank = 5"),
+        ("qwen3_next", {"ssm.dt_b_c_rms": True}, "qwen3next.ssm.dt_b_c_rms = True"),
+        ("qwen3_next", {"expert_gating_func": 2}, "qwen3next.expert_gating_func = 2"),
+        ("qwen3_next", {"expert_weights_scale": 2.5}, "qwen3next.expert_weights_scale = 2.5"),
+        ("qwen3_next", {"rope.dimension_count": 32}, "qwen3next.rope.dimension_count = 32"),
         ("lfm2_moe", {"expert_gating_func": 1}, "lfm2moe.expert_gating_func = 1"),
         ("lfm2_moe", {"expert_group_count": 2}, "lfm2moe.expert_group_count = 2"),
         ("lfm2_moe", {"expert_count": 2**20}, "lfm2moe.expert_count = 1048576"),

@@ -36,7 +36,7 @@ def read_whole(path: Path) -> None:
     else:
         parse_config(config_of(file))
     tokenizer_files(file.metadata, path.name)
-    tensors = HybridTensors(path, None, str(name)) if name in WITH_STATES else GgufTensors(path)
+    tensors = HybridTensors(path, str(name)) if name in WITH_STATES else GgufTensors(path)
     for name in tensors.keys():  # noqa: SIM118
         tensors.get_tensor(name)
 

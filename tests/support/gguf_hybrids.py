@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
+import torch
 from safetensors.torch import load_file
 from support.foreign_factory import FOREIGN, foreign_folder
 from support.gguf_files import add, add_words, together
@@ -66,10 +68,78 @@ def _change_lfm2(name: str, tensor: Tensor, config: Config) -> Named:
     yield name.replace("expert_bias", "expert_bias.bias"), tensor
 
 
+def _describe_delta(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe(writer, config)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_feed_forward_length(config.get("intermediate_size", 128))
+    writer.add_rope_dimension_count(int(config["rope_parameters"]["partial_rotary_factor"] * config["head_dim"]))
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+    recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
+    writer.add_full_attention_interval(4)
+    if config["model_type"] != "qwen3_next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+def _in_turns(rows: Tensor, config: Config) -> Tensor:
+    """Rows of heads of values, which follow those of keys by turns in a file."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    order = [group * (values // keys) + turn for turn in range(values // keys) for group in range(keys)]
+    return torch.cat([rows.chunk(values)[head] for head in order])
+
+
+def _change_delta(name: str, tensor: Tensor, config: Config) -> Named:
+    is_next = config["model_type"] == "qwen3_next"
+    num_keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    before, _, part = name.partition("linear_attn.")
+    if name.endswith("norm.weight") and part != "norm.weight":
+        tensor = tensor + 1
+    elif part == "A_log":
+        tensor = -tensor.exp()
+    elif part == "conv1d.weight":
+        tensor = tensor.squeeze(1)
+    elif part == "in_proj_qkvz.weight":
+        # Of each head of keys: queries, keys, values, gates.
+        sizes = [num_keys // 2, num_keys // 2] + [
+            config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        ] * 2
+        groups = tensor.chunk(config["linear_num_key_heads"])
+        kinds = zip(*(group.split([size // len(groups) for size in sizes]) for group in groups), strict=True)
+        *qkv, gates = (torch.cat(kind) for kind in kinds)
+        yield f"{before}linear_attn.in_proj_qkv.weight", torch.cat(qkv)
+        yield f"{before}linear_attn.in_proj_z.weight", gates
+        return
+    if part in ("conv1d.weight", "in_proj_qkv.weight") and not is_next:
+        tensor = torch.cat([tensor[:num_keys], _in_turns(tensor[num_keys:], config)])
+    elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias") and not is_next:
+        tensor = _in_turns(tensor, config)
+    elif part == "out_proj.weight" and not is_next:
+        tensor = _in_turns(tensor.T, config).T
+    if name.endswith("experts.gate_up_proj"):
+        for kind, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+            yield name.replace("gate_up_proj", f"{kind}_proj.weight"), half
+        return
+    yield name.replace(".dt_bias", ".dt_proj.bias"), tensor
+
+
 # By their names in foreign_factory.py.
 WRITTEN = {
     "lfm2": Written("lfm2", _describe_lfm2, _change_lfm2),
     "lfm2_moe": Written("lfm2moe", _describe_lfm2, _change_lfm2),
+    "qwen3_5_text": Written("qwen35", _describe_delta, _change_delta),
+    "qwen3_5_moe_text": Written("qwen35moe", _describe_delta, _change_delta),
+    "qwen3_next": Written("qwen3next", _describe_delta, _change_delta),
 }
 
 
@@ -79,15 +149,25 @@ def plain_hybrid(name: str) -> Path:
 
 
 @functools.cache
-def hybrid_file(name: str, kind: str = "F32") -> Path:
-    """The same model in a GGUF file, its matrices in a type of ggml where their rows can have it."""
-    written, path = WRITTEN[name], temporary_root() / f"{name}-{kind}.gguf"
+def hybrid_file(name: str, kind: str = "F32", num_guessing: int = 0) -> Path:
+    """The same model in a GGUF file, its matrices in a type of ggml where their rows can have it.
+
+    Behind its layers lie some that guess tokens.
+    """
+    written, path = WRITTEN[name], temporary_root() / f"{name}-{kind}-{num_guessing}.gguf"
     config = json.loads((plain_hybrid(name) / "config.json").read_text())
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type") or ()))
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == written.arch)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, written.arch)
     written.describe(writer, config)
+    if num_guessing:
+        layers = config["num_hidden_layers"]
+        writer.add_nextn_predict_layers(num_guessing)
+        writer.add_block_count(layers + num_guessing)
+        for layer in range(layers, layers + num_guessing):
+            add(writer, f"blk.{layer}.nextn.eh_proj.weight", np.zeros((32, 64), np.float32))
+            add(writer, f"blk.{layer}.attn_norm.weight", np.zeros(32, np.float32))
     add_words(writer, config["vocab_size"])
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
     for own, tensor in together(load_file(plain_hybrid(name) / "model.safetensors")).items():

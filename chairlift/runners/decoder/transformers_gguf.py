@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import EllipsisType
 
+import torch
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
@@ -23,8 +24,11 @@ class LaterTensor:
         return self._tensors.get_tensor(self._name)
 
 
-def gguf_tensors(folder: Path) -> dict[str, LaterTensor]:
-    """The tensors of a folder that was made for a GGUF file, by name; none of another. Raises UnsupportedModel."""
+def gguf_tensors(folder: Path, dtype: torch.dtype) -> dict[str, LaterTensor]:
+    """The tensors of a folder that was made for a GGUF file, by name; none of another. Raises UnsupportedModel.
+
+    They are for a model of this type.
+    """
     path = folder / GGUF_WEIGHTS
     if not path.exists():
         return {}
@@ -32,5 +36,5 @@ def gguf_tensors(folder: Path) -> dict[str, LaterTensor]:
     if not isinstance(name, str) or name not in WITH_STATES:
         known = ", ".join(WITH_STATES)
         raise UnsupportedModel(f"of GGUF files transformers computes those of {known} here, not of {shown(name)}")
-    tensors = HybridTensors(path, unpack_blocks, name)
+    tensors = HybridTensors(path, name, unpack_blocks, dtype)
     return {each: LaterTensor(tensors, each) for each in tensors.keys()}  # noqa: SIM118

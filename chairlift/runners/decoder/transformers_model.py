@@ -353,7 +353,7 @@ def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             kind = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
             with torch.device("meta"):
                 empty = kind.from_config(config, trust_remote_code=False)
-            unpacked = gguf_tensors(folder)
+            unpacked = gguf_tensors(folder, dtype)
             wanted = sum(each.numel() for each in empty.parameters())
             held = numbers_of(folder / GGUF_WEIGHTS) if unpacked else count_numbers(folder) or 0
             if wanted > held:
