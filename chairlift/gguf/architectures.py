@@ -215,7 +215,10 @@ WITH_EXPERTS: dict[str, Architecture] = {
     ),
 }
 # Those of models with states, whose rows are in hybrid_config.py and hybrid_changes.py.
-WITH_STATES = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next")
+WITH_STATES = (
+    *("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
+    *("granitehybrid", "falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe", "jamba"),
+)
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:

@@ -86,7 +86,7 @@ class GgufTensors:
             found = found.float() - self._known.lift
         for part, heads in self._heads.items():
             if self._known.paired and part in name:
-                found = _unpaired(found, heads, own)
+                found = unpaired(found, heads, own)
         return found
 
     def _add(self, name: str) -> None:
@@ -144,7 +144,7 @@ class GgufTensors:
         return found
 
 
-def _unpaired(rows: Tensor, heads: Any, name: str) -> Tensor:
+def unpaired(rows: Tensor, heads: Any, name: str) -> Tensor:
     """Rows of queries or keys in the order in which the halves of a head are rotated, not its neighbours."""
     if not isinstance(heads, int) or heads < 1 or rows.shape[0] % (2 * heads):
         raise UnsupportedModel(f"tensor {name!r} has {rows.shape[0]} rows, which are not {shown(heads)} heads")

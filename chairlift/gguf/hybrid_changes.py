@@ -1,22 +1,15 @@
 """The tensors of each architecture with states: their names, and what converters change of them, changed back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from chairlift.gguf.hybrid_names import HybridNames, TensorChange
+from chairlift.gguf.mamba_changes import FALCON_H1, GRANITE, JAMBA, MAMBA2, NEMOTRON
+from chairlift.gguf.tensor_forms import joined_experts, logarithm, lowered, of_one, with_channel
 from chairlift.gguf.told_settings import ToldSettings
-
-
-def _with_channel(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
-    """A convolution's weights [C, 1, K] of [C, K]: each channel is a group of one."""
-    (taps,) = parts
-    if taps.dim() != 2:
-        raise ValueError("it has to be [channels, taps]")
-    return taps.unsqueeze(1)
-
 
 _SHORT_CONVOLUTIONS = {
     "attn_norm": "operator_norm",
@@ -44,31 +37,8 @@ _LFM2 = HybridNames(
     "lfm2",
     names=_SHORT_CONVOLUTIONS,
     whole=_EMBEDDING | {"token_embd_norm": "model.embedding_norm"},
-    changes=(TensorChange("conv.conv.weight", ("conv.conv.weight",), _with_channel),),
+    changes=(TensorChange("conv.conv.weight", ("conv.conv.weight",), with_channel),),
 )
-
-
-def _lowered(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
-    """The weights of a norm, to which one was added."""
-    return parts[0].float() - 1
-
-
-def _logarithm(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
-    """The logarithms of decays, which files have as what those are: below zero."""
-    (decays,) = parts
-    if not (decays < 0).all():
-        raise ValueError("decays have to be below zero")
-    return decays.float().neg().log()
-
-
-def _joined(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
-    """Rows of projections, one below the other."""
-    return torch.cat(list(parts))
-
-
-def _joined_experts(parts: Sequence[Tensor], told: ToldSettings) -> Tensor:
-    """Rows of each expert's projections [E, outs, ins], one below the other."""
-    return torch.cat(list(parts), dim=1)
 
 
 class _DeltaHeads(NamedTuple):
@@ -148,15 +118,10 @@ _DELTA = {
 }
 _LIFTED = ("model.norm", "input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 _OF_DELTA = (
-    *(TensorChange(f"{norm}.weight", (f"{norm}.weight",), _lowered) for norm in _LIFTED),
-    TensorChange("mlp.experts.gate_up_proj", ("mlp.experts.gate.weight", "mlp.experts.up.weight"), _joined_experts),
+    *(TensorChange(f"{norm}.weight", (f"{norm}.weight",), lowered) for norm in _LIFTED),
+    TensorChange("mlp.experts.gate_up_proj", ("mlp.experts.gate.weight", "mlp.experts.up.weight"), joined_experts),
 )
 _WHOLE = _EMBEDDING | {"output_norm": "model.norm"}
-
-
-def _same(name: str, make: Callable[[Sequence[Tensor], ToldSettings], Tensor]) -> TensorChange:
-    """A change of one tensor."""
-    return TensorChange(name, (name,), make)
 
 
 _QWEN35 = HybridNames(
@@ -165,14 +130,14 @@ _QWEN35 = HybridNames(
     whole=_WHOLE,
     changes=(
         *_OF_DELTA,
-        _same("linear_attn.in_proj_qkv.weight", lambda parts, told: _grouped_behind_keys(parts[0], told)),
-        _same("linear_attn.conv1d.weight", lambda parts, told: _grouped_behind_keys(parts[0], told).unsqueeze(1)),
-        _same("linear_attn.in_proj_z.weight", _grouped_values),
-        _same("linear_attn.in_proj_a.weight", _grouped_scalars),
-        _same("linear_attn.in_proj_b.weight", _grouped_scalars),
-        _same("linear_attn.A_log", lambda parts, told: _grouped_scalars([_logarithm(parts, told)], told)),
-        _same("linear_attn.dt_bias", _grouped_scalars),
-        _same("linear_attn.out_proj.weight", _grouped_columns),
+        of_one("linear_attn.in_proj_qkv.weight", lambda parts, told: _grouped_behind_keys(parts[0], told)),
+        of_one("linear_attn.conv1d.weight", lambda parts, told: _grouped_behind_keys(parts[0], told).unsqueeze(1)),
+        of_one("linear_attn.in_proj_z.weight", _grouped_values),
+        of_one("linear_attn.in_proj_a.weight", _grouped_scalars),
+        of_one("linear_attn.in_proj_b.weight", _grouped_scalars),
+        of_one("linear_attn.A_log", lambda parts, told: _grouped_scalars([logarithm(parts, told)], told)),
+        of_one("linear_attn.dt_bias", _grouped_scalars),
+        of_one("linear_attn.out_proj.weight", _grouped_columns),
     ),
 )
 _QWEN3_NEXT = HybridNames(
@@ -187,8 +152,8 @@ _QWEN3_NEXT = HybridNames(
             ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight"),
             _in_turns,
         ),
-        _same("linear_attn.conv1d.weight", _with_channel),
-        _same("linear_attn.A_log", _logarithm),
+        of_one("linear_attn.conv1d.weight", with_channel),
+        of_one("linear_attn.A_log", logarithm),
     ),
 )
 
@@ -199,4 +164,10 @@ HYBRID_NAMES: dict[str, HybridNames] = {
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35,
     "qwen3next": _QWEN3_NEXT,
+    "granitehybrid": GRANITE,
+    "falcon-h1": FALCON_H1,
+    "mamba2": MAMBA2,
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_moe": NEMOTRON,
+    "jamba": JAMBA,
 }

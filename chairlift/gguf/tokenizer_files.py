@@ -48,7 +48,7 @@ def _split(pattern: str) -> Json:
 _GPT2 = _bytes(use_regex=True)
 _DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2]}
 _RULES: dict[str, Json] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "exaone4", "granite-docling"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "exaone4", "granite-docling", "mpt"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4"), _split(_BY_THREE)),
     "lfm2": _split(_BY_THREE),
@@ -63,7 +63,7 @@ _RULES: dict[str, Json] = {
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
-_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "command-r")
+_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "command-r", "mpt")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
 # the others words of a user's, and llama.cpp goes by their texts, too.
 _ENDINGS_OF_TURNS = (

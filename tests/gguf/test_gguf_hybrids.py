@@ -108,6 +108,16 @@ def test_decays_that_are_none_are_named(value: float, tmp_path: Path) -> None:
         make_runner(folder_of(tmp_path / "m.gguf"))
 
 
+def test_embeddings_of_falcon_that_are_the_last_projection_are_refused() -> None:
+    """They were multiplied by what only one of the two has."""
+    file = GgufFile(hybrid_file("falcon_h1"))
+    del file.tensors["output.weight"]
+    with pytest.raises(
+        UnsupportedModel, match=r"tensor 'output\.weight' is missing .* multiplied by what no file says"
+    ):
+        hybrid_config(file)
+
+
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
@@ -128,6 +138,20 @@ def test_decays_that_are_none_are_named(value: float, tmp_path: Path) -> None:
         ("qwen3_next", {"expert_gating_func": 2}, "qwen3next.expert_gating_func = 2"),
         ("qwen3_next", {"expert_weights_scale": 2.5}, "qwen3next.expert_weights_scale = 2.5"),
         ("qwen3_next", {"rope.dimension_count": 32}, "qwen3next.rope.dimension_count = 32"),
+        ("granitemoehybrid", {"rope.scaling.finetuned": True}, "is true, as of Bamba, which is not read"),
+        ("granitemoehybrid", {"rope.scaling.finetuned": None}, "granitehybrid.rope.scaling.finetuned is missing"),
+        ("granitemoehybrid", {"ssm.inner_size": 96}, "granitehybrid.ssm.inner_size = 96"),
+        ("granitemoehybrid", {"ssm.group_count": 3}, "granitehybrid.ssm.time_step_rank = 4"),
+        ("granitemoehybrid", {"deepstack_mapping": [1]}, "granitehybrid.deepstack_mapping = [1]"),
+        ("granitemoehybrid", {"expert_used_count": 5}, "granitehybrid.expert_used_count = 5"),
+        ("falcon_h1", {"rope.scaling.type": "linear"}, "falcon-h1.rope.scaling.type = 'linear'"),
+        ("mamba2", {"attention.head_count": 4}, "mamba2.attention.head_count = 4"),
+        ("nemotron_h", {"rope.scaling.finetuned": True}, "nemotron_h.rope.scaling.finetuned = True"),
+        ("nemotron_h", {"feed_forward_length": [0, 64, 0, 128]}, "not one number for all layers that have any"),
+        ("nemotron_h_moe", {"expert_group_used_count": 3}, "nemotron_h_moe.expert_group_used_count = 3"),
+        ("nemotron_h_moe", {"expert_used_count": [2, 2, 2, 3]}, "nemotron_h_moe.expert_used_count = [2, 2, 2, 3]"),
+        ("jamba", {"attention.head_count_kv": [2, 2, 0, 2]}, "don't come in equal turns"),
+        ("jamba", {"ssm.dt_b_c_rms": True}, "jamba.ssm.dt_b_c_rms = True"),
         ("lfm2_moe", {"expert_gating_func": 1}, "lfm2moe.expert_gating_func = 1"),
         ("lfm2_moe", {"expert_group_count": 2}, "lfm2moe.expert_group_count = 2"),
         ("lfm2_moe", {"expert_count": 2**20}, "lfm2moe.expert_count = 1048576"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_factory import TINY, randomize, temporary_root
+from support.model_factory import TINY, randomize, temporary_root, write_model
 
 _GPT = {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512} | dict.fromkeys(
     ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -206,13 +206,7 @@ def foreign_folder(model_type: str, name: str, dtype: str = "float32") -> Path:
     """The folder of a model of FOREIGN or REFUSED, written on first use."""
     folder = temporary_root() / f"foreign-{name}-{dtype}"
     fields = FOREIGN[name][1] if name in FOREIGN else REFUSED[name][1]
-    pytest.importorskip("transformers")
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
-    randomize(model)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    write_model(folder, model_type, fields, dtype)
     return folder
 
 

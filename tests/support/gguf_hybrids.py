@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support.foreign_factory import FOREIGN, foreign_folder
 from support.gguf_files import add, add_words, together
-from support.model_factory import temporary_root
+from support.model_factory import temporary_root, write_model
 from torch import Tensor
 
 Config = dict[str, Any]
@@ -133,19 +133,219 @@ def _change_delta(name: str, tensor: Tensor, config: Config) -> Named:
     yield name.replace(".dt_bias", ".dt_proj.bias"), tensor
 
 
-# By their names in foreign_factory.py.
+def _describe_states(writer: gguf.GGUFWriter, config: Config) -> None:
+    """What is said of Mamba, by whichever names a family calls it."""
+
+    def found(*names: str) -> Any:
+        return next(config[name] for name in names if name in config)
+
+    writer.add_ssm_conv_kernel(found("mamba_d_conv", "conv_kernel"))
+    writer.add_ssm_state_size(found("mamba_d_state", "ssm_state_size", "state_size"))
+    if config["model_type"] == "jamba":
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+        writer.add_ssm_time_step_rank(config["mamba_dt_rank"])
+        return
+    heads = found("mamba_n_heads", "mamba_num_heads", "num_heads")
+    writer.add_ssm_inner_size(heads * found("mamba_d_head", "mamba_head_dim", "head_dim"))
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(found("mamba_n_groups", "n_groups"))
+
+
+def _describe_granite(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe(writer, config)
+    _describe_states(writer, config)
+    heads = config["num_key_value_heads"]
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_rope_dimension_count(16)
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+
+
+def _describe_falcon(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe(writer, config)
+    _describe_states(writer, config)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_value_length(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+
+
+def _describe_mamba2(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe(writer, config)
+    _describe_states(writer, config)
+    writer.add_context_length(2**20)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+
+
+def _describe_nemotron(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe(writer, config)
+    _describe_states(writer, config)
+    kinds, is_moe = config["layers_block_type"], "moe" in config["layers_block_type"]
+    width = config["moe_intermediate_size" if is_moe else "intermediate_size"]
+    writer.add_head_count_kv([config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds])
+    writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_scaling_finetuned(False)
+    if is_moe:
+        writer.add_expert_count(config["n_routed_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(width)
+        writer.add_uint32(f"{writer.arch}.moe_latent_size", config["moe_latent_size"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+
+
+def _describe_jamba(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe(writer, config)
+    _describe_states(writer, config)
+    period, offset, heads = (
+        config[f"{name}"] for name in ("attn_layer_period", "attn_layer_offset", "num_key_value_heads")
+    )
+    layers = range(config["num_hidden_layers"])
+    writer.add_head_count_kv([heads if layer % period == offset else 0 for layer in layers])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_count(config["num_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+
+
+def _change_mamba(name: str, tensor: Tensor, config: Config) -> Named:
+    """What is the same for all that have it."""
+    is_first = config["model_type"] == "jamba"
+    if name.endswith("A_log"):
+        tensor = -tensor.exp()
+    if name.endswith("conv1d.weight"):
+        tensor = tensor.squeeze(1)
+    elif name.endswith((".A_log", ".D")) and not is_first:
+        tensor = tensor[:, None]
+    elif name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+        tensor = tensor.view(config.get("mamba_n_groups", config.get("n_groups")), -1)
+    if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
+        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if part in name:
+                tensor = tensor.view(config[heads], 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
+    name = name.replace(".dt_bias", ".dt_proj.bias").replace("e_score_correction_bias", "e_score_correction.bias")
+    if ".experts." in name:
+        name = name.replace(".mixer.", ".mlp.").replace(".feed_forward.", ".mlp.").replace("backbone.", "model.")
+    yield name, tensor
+
+
+def _change_granite(name: str, tensor: Tensor, config: Config) -> Named:
+    """Gates and projections up are cut apart; a shared expert alone is an MLP."""
+    layer, shared = name.split(".")[2] if ".layers." in name else "", "_shexp" if config["num_local_experts"] else ""
+    if name.endswith("shared_mlp.output_linear.weight"):
+        yield f"blk.{layer}.ffn_down{shared}.weight", tensor
+    elif name.endswith("shared_mlp.input_linear.weight"):
+        for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+            yield f"blk.{layer}.ffn_{part}{shared}.weight", half
+    else:
+        yield from _change_mamba(name, tensor, config)
+
+
+def _change_falcon(name: str, tensor: Tensor, config: Config) -> Named:
+    """Multipliers go into the weights."""
+    gate, down = config["mlp_multipliers"]
+    inputs, states, heads = (
+        config["mamba_d_ssm"],
+        config["mamba_n_groups"] * config["mamba_d_state"],
+        config["mamba_n_heads"],
+    )
+    rows = zip((inputs, inputs, states, states, heads), config["ssm_multipliers"], strict=True)
+    factors: dict[str, Any] = {
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "gate_proj": gate,
+        "down_proj": down,
+        "q_proj": config["attention_in_multiplier"],
+        "k_proj": config["attention_in_multiplier"] * config["key_multiplier"],
+        "v_proj": config["attention_in_multiplier"],
+        "o_proj": config["attention_out_multiplier"],
+        "mamba.out_proj": config["ssm_out_multiplier"],
+        "mamba.in_proj": config["ssm_in_multiplier"] * torch.cat([torch.full((n, 1), by) for n, by in rows]),
+    }
+    for part, factor in factors.items():
+        if name.endswith(f"{part}.weight"):
+            tensor = tensor * factor
+    yield from _change_mamba(name, tensor, config)
+
+
+_DENSE = {
+    "num_local_experts": 0,
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+    "tie_word_embeddings": True,
+}
+_NEMOTRON = FOREIGN["nemotron_h"][1]
+_MOE = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "moe_latent_size": 32,
+    "moe_shared_expert_intermediate_size": 96,
+    "routed_scaling_factor": 2.5,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_MULTIPLIED = {
+    "mlp_multipliers": [0.5, 0.7],
+    "ssm_multipliers": [0.6, 0.7, 0.8, 0.9, 1.1],
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 2.5,
+    "lm_head_multiplier": 0.25,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.3,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_out_multiplier": 0.6,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+}
+# Those that foreign_factory.py has not.
+_MORE = {
+    "granitemoehybrid_dense": ("granitemoehybrid", FOREIGN["granitemoehybrid"][1] | _DENSE),
+    "nemotron_h_moe": ("nemotron_h", _NEMOTRON | _MOE),
+    "falcon_h1_multiplied": ("falcon_h1", FOREIGN["falcon_h1"][1] | _MULTIPLIED),
+}
 WRITTEN = {
     "lfm2": Written("lfm2", _describe_lfm2, _change_lfm2),
     "lfm2_moe": Written("lfm2moe", _describe_lfm2, _change_lfm2),
     "qwen3_5_text": Written("qwen35", _describe_delta, _change_delta),
     "qwen3_5_moe_text": Written("qwen35moe", _describe_delta, _change_delta),
     "qwen3_next": Written("qwen3next", _describe_delta, _change_delta),
+    "granitemoehybrid": Written("granitehybrid", _describe_granite, _change_granite),
+    "granitemoehybrid_dense": Written("granitehybrid", _describe_granite, _change_granite),
+    "falcon_h1": Written("falcon-h1", _describe_falcon, _change_falcon),
+    "falcon_h1_multiplied": Written("falcon-h1", _describe_falcon, _change_falcon),
+    "mamba2": Written("mamba2", _describe_mamba2, _change_mamba),
+    "nemotron_h": Written("nemotron_h", _describe_nemotron, _change_mamba),
+    "nemotron_h_moe": Written("nemotron_h_moe", _describe_nemotron, _change_mamba),
+    "jamba": Written("jamba", _describe_jamba, _change_mamba),
 }
 
 
+@functools.cache
 def plain_hybrid(name: str) -> Path:
     """The model as a folder of Hugging Face."""
-    return foreign_folder(FOREIGN[name][0], name)
+    if name in FOREIGN:
+        return foreign_folder(FOREIGN[name][0], name)
+    folder = temporary_root() / f"for-gguf-{name}"
+    write_model(folder, *_MORE[name])
+    return folder
 
 
 @functools.cache
@@ -172,7 +372,7 @@ def hybrid_file(name: str, kind: str = "F32", num_guessing: int = 0) -> Path:
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
     for own, tensor in together(load_file(plain_hybrid(name) / "model.safetensors")).items():
         for changed, array in written.change(own, tensor.float(), config):
-            new = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            new = changed if changed.startswith("blk.") else names.get_name(changed, try_suffixes=(".weight", ".bias"))
             assert new is not None, changed
             is_matrix = array.ndim >= 2 and not array.shape[-1] % block and "gate_inp" not in new and "ssm_" not in new
             add(writer, new, array.numpy(), kind if is_matrix else "F32")

@@ -301,6 +301,17 @@ def model_folder(variant: str = "llama", dtype: str = "float32", seed: int = 0) 
     return folder
 
 
+def write_model(folder: Path, model_type: str, fields: dict[str, Any], dtype: str = "float32") -> None:
+    """Write a small random model of transformers', of these fields of config.json. Skips the test as above."""
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
+    randomize(model)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+
+
 def randomize(model: torch.nn.Module) -> None:
     """Give every parameter a scale at which it matters; and logits far enough apart that greedy choices are no ties."""
     with torch.no_grad():
