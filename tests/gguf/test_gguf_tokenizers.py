@@ -18,6 +18,7 @@ TEXTS = [
     "  two  spaces\tand\ttabs \n\n\nand lines \r\n end ",
     "def f(x):\n    return x**2 + 3.14159 # comment",
     "ünïcödé ǅ 漢字かな 한국어 العربية 🙂🙂 e\u0301",
+    "हिन्दी में नमस्ते, கணினி",
     "<|begin|>special<|end|> and <not special>",
     "CamelCaseWords andMoreOfThem HTTPServer 1,000,000",
     "",
@@ -35,7 +36,8 @@ def split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# As the tokenizers of GPT-2, SmolLM, Llama 3, Qwen 2, Seed-OSS and OLMo 1 have it in their tokenizer.json.
+# As the tokenizers of GPT-2, SmolLM, Llama 3, LFM2, Qwen 2 and 3.5, Seed-OSS, OLMo 1 and GPT-NeoX have it in their
+# tokenizer.json.
 RULES = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
@@ -44,15 +46,21 @@ RULES = {
     "llama-bpe": split(_LLAMA3),
     "qwen2": split(_LLAMA3.replace("{1,3}", "")),
     "deepseek-r1-qwen": split(_LLAMA3.replace("{1,3}", "")),
+    "lfm2": split(_LLAMA3),
+    # Letters with marks behind them are one word.
+    "qwen35": split(
+        _LLAMA3.replace("{1,3}", "").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+    ),
     "seed-coder": split(_LLAMA3.replace("{1,3}", "").replace(r"\p{N}]+[\r\n]*|", r"\p{N}\r\n]+|")),
     "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "mpt": pre_tokenizers.ByteLevel(add_prefix_space=False),
 }
-# Those of Qwen and of OLMo 1 begin by making one character of "e" and its accent.
-_COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo")
+# Those of Qwen, of OLMo 1 and of GPT-NeoX begin by making one character of "e" and its accent.
+_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt")
 
 
 def trained(rule: str) -> Tokenizer:
-    found = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    found = Tokenizer(models.BPE(ignore_merges=rule in ("llama-bpe", "lfm2")))
     found.pre_tokenizer = RULES[rule]
     if rule in _COMPOSING:
         found.normalizer = normalizers.NFC()
