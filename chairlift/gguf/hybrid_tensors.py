@@ -43,7 +43,9 @@ class HybridTensors:
             before, own = self._known.layer_of(name)
             change = changes.get(own)
             parts = [name] if change is None else [f"{before}{part}" for part in change.parts]
-            self._made[name if change is None else f"{before}{change.target}"] = parts, change
+            target = name if change is None else f"{before}{change.target}"
+            if self._made.setdefault(target, (parts, change)) != (parts, change):
+                raise UnsupportedModel(f"{path.name} has tensor {target!r} twice, in one piece and in several")
 
     def keys(self) -> list[str]:
         """The names of all tensors."""

@@ -10,7 +10,7 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import all_logits, make_runner, prompts
-from support.gguf_files import gguf_file
+from support.gguf_files import add, gguf_file
 from support.gguf_hybrids import WRITTEN, hybrid_file, plain_hybrid
 from support.model_factory import edited_folder
 
@@ -20,6 +20,7 @@ from chairlift.gguf.architectures import WITH_STATES
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_changes import HYBRID_NAMES
 from chairlift.gguf.hybrid_config import HYBRIDS, hybrid_config
+from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.gguf.side_folder import folder_of
 
 TEXTS = list(prompts().values())[:3]
@@ -106,6 +107,21 @@ def test_decays_that_are_none_are_named(value: float, tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises(UnsupportedModel, match=r"'model\.layers\.1\.linear_attn\.A_log' can't be made of .*below zero"):
         make_runner(folder_of(tmp_path / "m.gguf"))
+
+
+def test_a_tensor_in_one_piece_and_in_several_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen3next")
+    writer.add_block_count(1)
+    for part in ("ssm_in", "attn_qkv", "attn_gate"):
+        add(writer, f"blk.0.{part}.weight", np.zeros((32, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        UnsupportedModel, match=r"has tensor 'model\.layers\.0\.linear_attn\.in_proj_qkvz\.weight' twice"
+    ):
+        HybridTensors(tmp_path / "m.gguf", "qwen3next")
 
 
 def test_embeddings_of_falcon_that_are_the_last_projection_are_refused() -> None:
