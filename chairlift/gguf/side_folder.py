@@ -19,7 +19,7 @@ from chairlift.gguf.pooling_files import MODULES, POOLING, pooling_files
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 5
+_VERSION = 6
 # What is made, beside the link to the weights.
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", MODULES, POOLING)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from support.gguf_changes import LATENT, describe_latent, describe_routed, described, in_halves, with_layer_ahead
 from support.model_factory import TINY, randomize, temporary_root
 
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -108,6 +109,8 @@ MODELS |= {
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 20, "logit_scale": 0.25}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    # Others rotate a quarter of a head.
+    "stablelm_whole": ("stablelm", {"partial_rotary_factor": 1.0}),
     "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -132,6 +135,11 @@ MODELS |= {
         | {"rope_parameters": _GPT_OSS_ROPE},
     ),
 }
+# With latent attention: the architecture that files of them name.
+WITH_LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2")
+MODELS |= LATENT
+# Has names for layers that only guess, which the package has not of all that have such layers.
+_AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
 # Families that converters write as another.
@@ -167,11 +175,20 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     path = temporary_root() / f"{name}-{kind}{pooled}{tensors_in_part or ''}.gguf"
     config = json.loads((plain_folder(name) / "config.json").read_text())
     arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
+    arch = WITH_LATENT.get(arch, arch)
     arch = _AS_ANOTHER.get(arch, arch)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
-    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    # With a layer more in those that have one ahead.
+    maps = [gguf.get_tensor_name_map(each, config["num_hidden_layers"] + 1) for each in (number, _AHEAD_OF)]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_in_part)
-    _describe(writer, config)
+    is_ahead, is_older = name.endswith("_ahead"), name.endswith("_older")
+    _describe(writer, described(config) | {"num_hidden_layers": config["num_hidden_layers"] + is_ahead})
+    if is_ahead:
+        writer.add_nextn_predict_layers(1)
+    if "kv_lora_rank" in config:
+        describe_latent(writer, config, is_older)
+    if "kv_lora_rank" in config or "n_routed_experts" in config:
+        describe_routed(writer, config, is_older)
     _describe_rotation(writer, config, name in _WITH_PATTERN)
     if name in _WITH_PATTERN:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -181,9 +198,14 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
         writer.add_pooling_type(gguf.PoolingType(pooling))
         writer.add_add_eos_token(True)
     add_words(writer, config["vocab_size"])
-    for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
+    tensors = together(load_file(plain_folder(name) / "model.safetensors"))
+    if is_ahead:
+        tensors = with_layer_ahead(tensors, config["num_hidden_layers"])
+    for own in [own for own in tensors if own.endswith("kv_b_proj.weight") and not is_older]:
+        tensors |= in_halves(own, tensors.pop(own), config)
+    for own, tensor in tensors.items():
         own = f"{own}.weight" if own.endswith("sinks") else own.replace("correction_bias", "correction.bias")
-        new = names.get_name(own, try_suffixes=(".weight", ".bias"))
+        new = next(filter(None, (names.get_name(own, try_suffixes=(".weight", ".bias")) for names in maps)))
         array = tensor.float().squeeze() if "correction" in own else tensor.float()
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in _PAIRED and part in own:
@@ -320,7 +342,8 @@ def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_win
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if "attention_factor" in rope:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
