@@ -6,8 +6,16 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import Architecture
 from chairlift.gguf.gguf_file import shown
-from chairlift.gguf.latent_architectures import DEEPSEEK2, YOUTU, deepseek_of
-from chairlift.gguf.routed_experts import EXPERTS, SHARED_EXPERTS
+from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deepseek_of
+from chairlift.gguf.routed_experts import (
+    EXPERTS,
+    OF_SIGMOIDS,
+    ROUTED_EXPERTS,
+    ROUTED_FIELDS,
+    ROUTED_KEYS,
+    SHARED_EXPERTS,
+    without_layers_ahead,
+)
 
 _GEMMA_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
@@ -99,6 +107,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         keys=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
     ),
     "deepseek2": YOUTU,
+    "minicpm3": MINICPM3,
 }
 # What files call OLMo 2, too, is this where there are windows.
 _OLMO3 = Architecture("olmo3", names=_AFTER, keys=_WINDOW)
@@ -145,6 +154,24 @@ WITH_EXPERTS: dict[str, Architecture] = {
         switches=_GRANITE_SWITCHES,
     ),
     "deepseek2": DEEPSEEK2,
+    "glm4moe": Architecture(
+        "glm4_moe",
+        dialect=without_layers_ahead,
+        names=ROUTED_EXPERTS | _SECOND,
+        fields=ROUTED_FIELDS,
+        present={"attn_q.bias": "attention_bias", "attn_q_norm.weight": "use_qk_norm"},
+        keys=ROUTED_KEYS,
+        # Those that read images rotate by more than one position.
+        switches=OF_SIGMOIDS | {"rope.dimension_sections": None},
+    ),
+    "dots1": Architecture(
+        "dots1",
+        dialect=without_layers_ahead,
+        names=ROUTED_EXPERTS,
+        fields=ROUTED_FIELDS | {"sliding_window": None},
+        keys=ROUTED_KEYS,
+        switches=OF_SIGMOIDS,
+    ),
 }
 
 

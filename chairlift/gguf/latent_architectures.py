@@ -74,6 +74,14 @@ def _deepseek(told: Told, prefix: str) -> Told:
     return found
 
 
+def _minicpm(told: Told, prefix: str) -> Told:
+    """Files don't say how large a head's values are: all together are as many numbers as a token has."""
+    hidden, heads = told.get("embedding_length"), told.get(_HEADS)
+    if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+        return latent(told, prefix)
+    return latent({_VALUE: hidden // heads, **told}, prefix)
+
+
 def _without_experts(told: Told, prefix: str) -> Told:
     """Files whose count of experts is none name the width of one all the same."""
     return {key: value for key, value in _deepseek(told, prefix).items() if not key.startswith("expert_")}
@@ -98,6 +106,10 @@ DEEPSEEK3 = _row("deepseek_v3", switches=OF_SIGMOIDS)
 YOUTU = Architecture(
     "youtu", dialect=_without_experts, names=_NAMES, present={}, fields={"rope_interleave": True}, keys=_KEYS
 )
+
+# Of multipliers, and of the length before positions were stretched, files say nothing: the family's are taken, and the
+# whole length, as llama.cpp does it.
+MINICPM3 = Architecture("minicpm3", dialect=_minicpm, names=_NAMES, present={}, keys=_KEYS)
 
 
 def deepseek_of(metadata: Mapping[str, Any], tensors: Collection[str]) -> Architecture:

@@ -5,6 +5,14 @@ from typing import Any
 import gguf
 import torch
 
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5, 3.0, 3.5],
+    "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0],
+    "original_max_position_embeddings": 512,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 _YARN |= {"beta_fast": 16.0, "beta_slow": 2.0}
 _ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2}
@@ -38,6 +46,17 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
     # With a layer that only guesses the token after the next, and nothing of how experts are scored.
     "glm4_moe_lite_ahead": ("glm4_moe_lite", _LATENT | _ROUTED | {"norm_topk_prob": True}),
     "youtu": ("youtu", _LATENT | {"tie_word_embeddings": True}),
+    "minicpm3": ("minicpm3", _LATENT | {"v_head_dim": None, "tie_word_embeddings": False}),
+    "minicpm3_long": ("minicpm3", _LATENT | {"v_head_dim": None, "rope_parameters": _LONG}),
+}
+# Experts as those have them, and other attention.
+ROUTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4_moe_ahead": ("glm4_moe", _ROUTED | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe_solar": (
+        "glm4_moe",
+        _ROUTED | _GROUPS | {"head_dim": 16, "rope_parameters": _PLAIN | {"partial_rotary_factor": 1.0}},
+    ),
+    "dots1": ("dots1", _ROUTED | {"head_dim": 16, "norm_topk_prob": True}),
 }
 
 
@@ -49,6 +68,9 @@ def described(config: dict[str, Any]) -> dict[str, Any]:
 def describe_latent(writer: gguf.GGUFWriter, config: dict[str, Any], older: bool) -> None:
     """Write what is said of latent attention."""
     plain, rotated, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    if config["model_type"] == "minicpm3":
+        _describe_minicpm(writer, config)
+        return
     rank = config["kv_lora_rank"]
     writer.add_kv_lora_rank(rank)
     if config["q_lora_rank"] is not None:
@@ -61,6 +83,13 @@ def describe_latent(writer: gguf.GGUFWriter, config: dict[str, Any], older: bool
     writer.add_rope_dimension_count(rotated)
     if (weight := config["rope_parameters"].get("mscale_all_dim")) is not None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
+
+
+def _describe_minicpm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
 
 
 def describe_routed(writer: gguf.GGUFWriter, config: dict[str, Any], older: bool) -> None:

@@ -12,7 +12,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from support.gguf_changes import LATENT, describe_latent, describe_routed, described, in_halves, with_layer_ahead
+from support.gguf_changes import (
+    LATENT,
+    ROUTED,
+    describe_latent,
+    describe_routed,
+    described,
+    in_halves,
+    with_layer_ahead,
+)
 from support.model_factory import TINY, randomize, temporary_root
 
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -137,13 +145,13 @@ MODELS |= {
 }
 # With latent attention: the architecture that files of them name.
 WITH_LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2")
-MODELS |= LATENT
+MODELS |= LATENT | ROUTED
 # Has names for layers that only guess, which the package has not of all that have such layers.
 _AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
 # Families that converters write as another.
-_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r"}
+_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r", "glm4_moe": "glm4moe"}
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
@@ -187,7 +195,7 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
         writer.add_nextn_predict_layers(1)
     if "kv_lora_rank" in config:
         describe_latent(writer, config, is_older)
-    if "kv_lora_rank" in config or "n_routed_experts" in config:
+    if config["model_type"] in (*WITH_LATENT, "glm4_moe", "dots1"):
         describe_routed(writer, config, is_older)
     _describe_rotation(writer, config, name in _WITH_PATTERN)
     if name in _WITH_PATTERN:
@@ -201,7 +209,7 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     tensors = together(load_file(plain_folder(name) / "model.safetensors"))
     if is_ahead:
         tensors = with_layer_ahead(tensors, config["num_hidden_layers"])
-    for own in [own for own in tensors if own.endswith("kv_b_proj.weight") and not is_older]:
+    for own in [own for own in tensors if own.endswith("kv_b_proj.weight") and arch == "deepseek2" and not is_older]:
         tensors |= in_halves(own, tensors.pop(own), config)
     for own, tensor in tensors.items():
         own = f"{own}.weight" if own.endswith("sinks") else own.replace("correction_bias", "correction.bias")
@@ -219,6 +227,9 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
             kind if array.ndim >= 2 and "gate_inp" not in new and not new.endswith(".bias") else "F32",
         )
     rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        for part in ("long", "short"):
+            add(writer, f"rope_factors_{part}.weight", np.array(rope[f"{part}_factor"], np.float32))
     if rope.get("rope_type") == "llama3":
         add(writer, "rope_freqs.weight", _llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""GGUF files of models with latent attention, and what of them is refused."""
+"""GGUF files of models with latent attention or experts of DeepSeek's kind, and what of them is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +37,15 @@ def test_which_of_deepseek_s_models_it_is_goes_by_how_experts_are_scored() -> No
         ("deepseek_v3", "attention.temperature_scale", 0.1, "deepseek2.attention.temperature_scale = 0.1"),
         ("glm4_moe_lite_ahead", "nextn_predict_layers", 4, "nextn_predict_layers = 4 of deepseek2.block_count = 4"),
         ("deepseek_v2", "expert_used_count", 0, "deepseek2.expert_used_count is missing"),
+        ("glm4_moe_ahead", "rope.dimension_sections", [8, 4, 4], "glm4moe.rope.dimension_sections = [8, 4, 4]"),
+        ("glm4_moe_ahead", "expert_gating_func", 1, "glm4moe.expert_gating_func = 1"),
+        ("dots1", "expert_gating_func", 1, "dots1.expert_gating_func = 1"),
+        ("minicpm3", "attention.head_count", 0, "minicpm3.attention.value_length = None"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_its_key(name: str, key: str, value: object, said: str) -> None:
     file = GgufFile(gguf_file(name))
-    file.metadata[f"deepseek2.{key}"] = value
+    file.metadata[f"{file.metadata['general.architecture']}.{key}"] = value
     with pytest.raises(UnsupportedModel) as refused:
         config_of(file)
     assert said in str(refused.value)
