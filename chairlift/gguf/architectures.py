@@ -7,6 +7,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import Architecture
 from chairlift.gguf.gguf_file import shown
 from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deepseek_of
+from chairlift.gguf.older_architectures import FALCON_TWO_NORMS, OLDER
 from chairlift.gguf.routed_experts import (
     EXPERTS,
     OF_SIGMOIDS,
@@ -108,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "deepseek2": YOUTU,
     "minicpm3": MINICPM3,
+    **OLDER,
 }
 # What files call OLMo 2, too, is this where there are windows.
 _OLMO3 = Architecture("olmo3", names=_AFTER, keys=_WINDOW)
@@ -188,4 +190,6 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) 
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
     if table[name] is DEEPSEEK2:
         return deepseek_of(metadata, tensors)
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in tensors:
+        return FALCON_TWO_NORMS
     return _OLMO3 if name == "olmo2" and metadata.get(f"{name}.{WINDOW}") else table[name]

@@ -10,7 +10,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from support.gguf_changes import LATENT, ROUTED
 from support.gguf_files import add, gguf_file
+from support.gguf_older import OLDER
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf import gguf_tensors
@@ -61,6 +63,7 @@ def mangled(rng: random.Random, whole: bytes) -> bytes:
         *[("llama_llama3", kind) for kind in ("F32", "Q4_0", "Q8_0", "IQ4_NL")],
         ("qwen2_moe", "Q4_0"),
         ("deepseek_v3", "F32"),
+        ("falcon_two_norms", "Q4_0"),
     ],
 )
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -79,7 +82,7 @@ def test_whatever_a_file_holds_is_read_or_refused(name: str, kind: str, count: i
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "youtu", "minicpm3", "glm4_moe_ahead", "dots1"])
+@pytest.mark.parametrize("name", [*LATENT, *ROUTED, *OLDER])
 def test_whatever_a_key_says_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = gguf_file(name)
     file, types = GgufFile(path), TensorTypes()

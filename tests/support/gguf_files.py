@@ -21,6 +21,7 @@ from support.gguf_changes import (
     in_halves,
     with_layer_ahead,
 )
+from support.gguf_older import OLDER, OLDER_NAMES, as_written, describe_older, uniform
 from support.model_factory import TINY, randomize, temporary_root
 
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -145,13 +146,13 @@ MODELS |= {
 }
 # With latent attention: the architecture that files of them name.
 WITH_LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2")
-MODELS |= LATENT | ROUTED
+MODELS |= LATENT | ROUTED | OLDER
 # Has names for layers that only guess, which the package has not of all that have such layers.
 _AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
 # Families that converters write as another.
-_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r", "glm4_moe": "glm4moe"}
+_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r", "glm4_moe": "glm4moe"} | OLDER_NAMES
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
@@ -181,7 +182,8 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     """
     pooled = "" if pooling is None else f"-pooled{pooling}"
     path = temporary_root() / f"{name}-{kind}{pooled}{tensors_in_part or ''}.gguf"
-    config = json.loads((plain_folder(name) / "config.json").read_text())
+    own_config = json.loads((plain_folder(name) / "config.json").read_text())
+    config = uniform(own_config)
     arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
     arch = WITH_LATENT.get(arch, arch)
     arch = _AS_ANOTHER.get(arch, arch)
@@ -189,32 +191,16 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     # With a layer more in those that have one ahead.
     maps = [gguf.get_tensor_name_map(each, config["num_hidden_layers"] + 1) for each in (number, _AHEAD_OF)]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_in_part)
-    is_ahead, is_older = name.endswith("_ahead"), name.endswith("_older")
-    _describe(writer, described(config) | {"num_hidden_layers": config["num_hidden_layers"] + is_ahead})
-    if is_ahead:
-        writer.add_nextn_predict_layers(1)
-    if "kv_lora_rank" in config:
-        describe_latent(writer, config, is_older)
-    if config["model_type"] in (*WITH_LATENT, "glm4_moe", "dots1"):
-        describe_routed(writer, config, is_older)
-    _describe_rotation(writer, config, name in _WITH_PATTERN)
-    if name in _WITH_PATTERN:
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if name == "granite_4":
-        _describe_as_hybrid(writer, config)
+    _describe_all(writer, name, config, own_config)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
         writer.add_add_eos_token(True)
     add_words(writer, config["vocab_size"])
-    tensors = together(load_file(plain_folder(name) / "model.safetensors"))
-    if is_ahead:
-        tensors = with_layer_ahead(tensors, config["num_hidden_layers"])
-    for own in [own for own in tensors if own.endswith("kv_b_proj.weight") and arch == "deepseek2" and not is_older]:
-        tensors |= in_halves(own, tensors.pop(own), config)
-    for own, tensor in tensors.items():
+    for own, tensor in _written(name, arch, config).items():
         own = f"{own}.weight" if own.endswith("sinks") else own.replace("correction_bias", "correction.bias")
+        own = own.removeprefix("transformer.") if arch == "bloom" else own
         new = next(filter(None, (names.get_name(own, try_suffixes=(".weight", ".bias")) for names in maps)))
-        array = tensor.float().squeeze() if "correction" in own else tensor.float()
+        array = tensor.float().squeeze() if "correction" in own else as_written(own, tensor.float(), own_config)
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in _PAIRED and part in own:
                 array = array.view(config[heads], 2, -1, *array.shape[1:]).transpose(1, 2).reshape(array.shape)
@@ -237,6 +223,37 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     writer.write_tensors_to_file()
     writer.close()
     return path if not tensors_in_part else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def _describe_all(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], own_config: dict[str, Any]) -> None:
+    """Write what is said of a model, whose config.json is `own_config`, and made uniform `config`."""
+    is_ahead, is_old = name.endswith("_ahead"), name.endswith("_older")
+    _describe(writer, described(config) | {"num_hidden_layers": config["num_hidden_layers"] + is_ahead})
+    if is_ahead:
+        writer.add_nextn_predict_layers(1)
+    if "kv_lora_rank" in config:
+        describe_latent(writer, config, is_old)
+    if config["model_type"] in (*WITH_LATENT, "glm4_moe", "dots1"):
+        describe_routed(writer, config, is_old)
+    if name in OLDER:
+        describe_older(writer, own_config)
+    if name not in OLDER or config.get("rope_parameters"):
+        _describe_rotation(writer, config, name in _WITH_PATTERN)
+    if name in _WITH_PATTERN:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if name == "granite_4":
+        _describe_as_hybrid(writer, config)
+
+
+def _written(name: str, arch: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A folder's tensors, those in one that are so in a file, and those in two."""
+    tensors = together(load_file(plain_folder(name) / "model.safetensors"))
+    if name.endswith("_ahead"):
+        tensors = with_layer_ahead(tensors, config["num_hidden_layers"])
+    if arch == "deepseek2" and not name.endswith("_older"):
+        for own in [own for own in tensors if own.endswith("kv_b_proj.weight")]:
+            tensors |= in_halves(own, tensors.pop(own), config)
+    return tensors
 
 
 def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
