@@ -69,6 +69,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         # Of those that read images the rows of queries and keys are in another order.
         switches={"rope.dimension_sections": None},
     ),
+    # Of the models' own folders, and not of those for transformers, files have the joint projection.
+    "chatglm": Architecture(
+        "glm",
+        names=_JOINT_MLP | {"attn_qkv": "self_attn.{}_proj"},
+        present={"attn_q.bias": "attention_bias", "attn_qkv.bias": "attention_bias"},
+    ),
+    "olmo": Architecture("olmo", paired=True, keys={_LAYER_NORM_EPS: "rms_norm_eps"}),
     "exaone4": Architecture("exaone4", names=_AFTER, fields={"sliding_window": None}, keys=_WINDOW),
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture(

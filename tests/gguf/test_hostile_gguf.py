@@ -82,7 +82,7 @@ def test_whatever_a_file_holds_is_read_or_refused(name: str, kind: str, count: i
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
-@pytest.mark.parametrize("name", [*LATENT, *ROUTED, *OLDER])
+@pytest.mark.parametrize("name", ["glm_joint", "olmo", *LATENT, *ROUTED, *OLDER])
 def test_whatever_a_key_says_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = gguf_file(name)
     file, types = GgufFile(path), TensorTypes()

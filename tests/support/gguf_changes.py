@@ -119,6 +119,19 @@ def in_halves(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> dict[s
     return {name.replace("kv_b_proj", "k_b_proj"): keys.transpose(1, 2), name.replace("kv_b_proj", "v_b_proj"): values}
 
 
+def with_joint_rows(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, those of queries, keys and values in one."""
+    found = dict(tensors)
+    for name in [name for name in tensors if ".q_proj." in name]:
+        parts = [found.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        # As the models' own folders call it.
+        own = name.replace("model.layers", "encoder.layers").replace(
+            "self_attn.q_proj", "self_attention.query_key_value"
+        )
+        found[own] = torch.cat(parts)
+    return found
+
+
 def with_layer_ahead(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
     """The tensors, and another layer's, which only guesses the token after the next."""
     last, more = f"model.layers.{layers - 1}.", f"model.layers.{layers}."

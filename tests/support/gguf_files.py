@@ -19,6 +19,7 @@ from support.gguf_changes import (
     describe_routed,
     described,
     in_halves,
+    with_joint_rows,
     with_layer_ahead,
 )
 from support.gguf_older import OLDER, OLDER_NAMES, as_written, describe_older, uniform
@@ -107,6 +108,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MODELS |= {
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm": ("glm", {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5}),
+    "glm_joint": ("glm", {"head_dim": 16, "attention_bias": True}),
+    "glm_unbiased_joint": ("glm", {"head_dim": 16, "attention_bias": False}),
+    "olmo": ("olmo", {"num_key_value_heads": 2}),
     "exaone4": (
         "exaone4",
         {"num_hidden_layers": 3, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
@@ -150,9 +155,9 @@ MODELS |= LATENT | ROUTED | OLDER
 # Has names for layers that only guess, which the package has not of all that have such layers.
 _AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
-_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
+_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe", "olmo"), ("gemma", "gemma2", "gemma3")
 # Families that converters write as another.
-_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r", "glm4_moe": "glm4moe"} | OLDER_NAMES
+_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r", "glm4_moe": "glm4moe", "glm": "chatglm"} | OLDER_NAMES
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
@@ -250,6 +255,8 @@ def _written(name: str, arch: str, config: dict[str, Any]) -> dict[str, torch.Te
     tensors = together(load_file(plain_folder(name) / "model.safetensors"))
     if name.endswith("_ahead"):
         tensors = with_layer_ahead(tensors, config["num_hidden_layers"])
+    if name.endswith("_joint"):
+        tensors = with_joint_rows(tensors)
     if arch == "deepseek2" and not name.endswith("_older"):
         for own in [own for own in tensors if own.endswith("kv_b_proj.weight")]:
             tensors |= in_halves(own, tensors.pop(own), config)

@@ -75,7 +75,7 @@ def as_written(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch
     kind, sizes = config["model_type"], uniform(config)
     if kind == "gpt2" and ".h." in name and tensor.ndim == 2:
         return tensor.T
-    if "query_key_value" not in name:
+    if kind not in ("gpt_neox", "falcon", "bloom") or "query_key_value" not in name:
         return tensor
     groups = tensor.view(
         sizes["num_key_value_heads"], -1, sizes["hidden_size"] // sizes["num_attention_heads"], *tensor.shape[1:]
