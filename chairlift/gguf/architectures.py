@@ -52,6 +52,8 @@ _GRANITE_SWITCHES = {"rope.scaling.finetuned": True}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
+    # Those whose queries grow with positions (Ministral 3) say so, and are refused.
+    "mistral3": Architecture("llama", paired=True),
     "qwen2": Architecture("qwen2", present={}),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),

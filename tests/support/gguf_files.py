@@ -58,6 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
     "llama_yarn": ("llama", {"rope_parameters": _YARN}),
+    "mistral3": ("mistral", {"head_dim": 32, "sliding_window": None}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
@@ -155,9 +156,15 @@ MODELS |= LATENT | ROUTED | OLDER
 # Has names for layers that only guess, which the package has not of all that have such layers.
 _AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
-_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe", "olmo"), ("gemma", "gemma2", "gemma3")
+_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe", "olmo", "mistral3"), ("gemma", "gemma2", "gemma3")
 # Families that converters write as another.
-_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r", "glm4_moe": "glm4moe", "glm": "chatglm"} | OLDER_NAMES
+_AS_ANOTHER = {
+    "olmo3": "olmo2",
+    "cohere": "command-r",
+    "glm4_moe": "glm4moe",
+    "glm": "chatglm",
+    "mistral": "mistral3",
+} | OLDER_NAMES
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
