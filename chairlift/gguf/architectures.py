@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.gguf.architecture import Architecture
+from chairlift.gguf.architecture import Architecture, Told
 from chairlift.gguf.gguf_file import shown
 from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deepseek_of
 from chairlift.gguf.older_architectures import FALCON_TWO_NORMS, OLDER
@@ -41,19 +41,39 @@ _AFTER = _SECOND | {"post_ffw_norm": "post_feedforward_layernorm"}
 _JOINT_MLP = {"ffn_up": "mlp.gate_up_proj"}
 _LAYER_NORM_EPS = "attention.layer_norm_epsilon"
 _COHERE = {_LAYER_NORM_EPS: "layer_norm_eps", "logit_scale": "logit_scale"}
-_GRANITE = {
-    "attention.scale": "attention_multiplier",
+_MULTIPLIERS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+_GRANITE = _MULTIPLIERS | {"attention.scale": "attention_multiplier"}
 # Others only note by this how a model was trained.
 _GRANITE_SWITCHES = {"rope.scaling.finetuned": True}
+
+
+def _minicpm(told: Told, prefix: str) -> Told:
+    """Scores are scaled as usual. What other scales older files leave out was written down in two ways."""
+    for key in _MULTIPLIERS:
+        if not told.get(key):
+            raise UnsupportedModel(f"{prefix}{key} is missing in a GGUF file, or 0: convert the model again")
+    hidden, heads, size = (
+        told.get(key) for key in ("embedding_length", "attention.head_count", "attention.key_length")
+    )
+    if size is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        size = hidden // heads
+    if not isinstance(size, int) or size < 1:
+        raise UnsupportedModel(f"{prefix}attention.key_length = {shown(size)} in a GGUF file: it must be a size")
+    return {**told, "attention.scale": size**-0.5}
+
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
     # Those whose queries grow with positions (Ministral 3) say so, and are refused.
     "mistral3": Architecture("llama", paired=True),
+    # Llama by other names, which have rows in their own order.
+    "internlm2": Architecture("llama", paired=True),
+    "exaone": Architecture("llama"),
+    "minicpm": Architecture("granite", dialect=_minicpm, paired=True, keys=_GRANITE),
     "qwen2": Architecture("qwen2", present={}),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),

@@ -37,6 +37,8 @@ def test_which_of_deepseek_s_models_it_is_goes_by_how_experts_are_scored() -> No
         ("deepseek_v3", "attention.temperature_scale", 0.1, "deepseek2.attention.temperature_scale = 0.1"),
         ("glm4_moe_lite_ahead", "nextn_predict_layers", 4, "nextn_predict_layers = 4 of deepseek2.block_count = 4"),
         ("mistral3", "attention.temperature_scale", 0.1, "mistral3.attention.temperature_scale = 0.1"),
+        ("minicpm", "attention.key_length", -4, "minicpm.attention.key_length = -4"),
+        ("minicpm", "logit_scale", 0.0, "minicpm.logit_scale is missing"),
         ("deepseek_v2", "expert_used_count", 0, "deepseek2.expert_used_count is missing"),
         ("glm4_moe_ahead", "rope.dimension_sections", [8, 4, 4], "glm4moe.rope.dimension_sections = [8, 4, 4]"),
         ("glm4_moe_ahead", "expert_gating_func", 1, "glm4moe.expert_gating_func = 1"),

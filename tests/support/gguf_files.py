@@ -59,6 +59,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
     "llama_yarn": ("llama", {"rope_parameters": _YARN}),
     "mistral3": ("mistral", {"head_dim": 32, "sliding_window": None}),
+    "internlm2": ("llama", {}),
+    "exaone": ("llama", {"rope_parameters": _LLAMA3}),
+    "minicpm": ("granite", _GRANITE | {"attention_multiplier": 0.25}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
@@ -156,7 +159,12 @@ MODELS |= LATENT | ROUTED | OLDER
 # Has names for layers that only guess, which the package has not of all that have such layers.
 _AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
-_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe", "olmo", "mistral3"), ("gemma", "gemma2", "gemma3")
+_PAIRED, _LIFTED = (
+    ("llama", "smollm3", "granite", "granitemoe", "olmo", "mistral3", "internlm2", "minicpm"),
+    ("gemma", "gemma2", "gemma3"),
+)
+# Models whose files have a name of their own.
+_BY_NAME = WITH_EXPERTS | {name: name for name in ("internlm2", "exaone", "minicpm")}
 # Families that converters write as another.
 _AS_ANOTHER = {
     "olmo3": "olmo2",
@@ -196,7 +204,7 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     path = temporary_root() / f"{name}-{kind}{pooled}{tensors_in_part or ''}.gguf"
     own_config = json.loads((plain_folder(name) / "config.json").read_text())
     config = uniform(own_config)
-    arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
+    arch = _BY_NAME.get(name, config["model_type"].removesuffix("_text"))
     arch = WITH_LATENT.get(arch, arch)
     arch = _AS_ANOTHER.get(arch, arch)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
@@ -239,6 +247,9 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
 
 def _describe_all(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], own_config: dict[str, Any]) -> None:
     """Write what is said of a model, whose config.json is `own_config`, and made uniform `config`."""
+    if name == "minicpm":
+        # As they are for any model.
+        del config["attention_multiplier"]
     is_ahead, is_old = name.endswith("_ahead"), name.endswith("_older")
     _describe(writer, described(config) | {"num_hidden_layers": config["num_hidden_layers"] + is_ahead})
     if is_ahead:
