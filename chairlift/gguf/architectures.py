@@ -70,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
     # Those whose queries grow with positions (Ministral 3) say so, and are refused.
     "mistral3": Architecture("llama", paired=True),
-    # Llama by other names, which have rows in their own order.
+    # Llama and Granite by other names. Of EXAONE's queries and keys converters don't change the order.
     "internlm2": Architecture("llama", paired=True),
     "exaone": Architecture("llama"),
     "minicpm": Architecture("granite", dialect=_minicpm, paired=True, keys=_GRANITE),
