@@ -358,6 +358,16 @@ template <typename Format> Tiles grouped(const Tiles &tiles, const Weight &weigh
         found.groups = tiles.count <= FEW_TILES * team.threads && bytes <= FEW_BYTES
                            ? 1
                            : std::min(team.threads * std::max<int64_t>(each, 1), tiles.count);
+#else
+    // Where rows are widened first few are by each thread, so that each part of a panel is widened once, and of many no
+    // more at once than come quickly from the farther caches, as every panel needs all of them.
+    if constexpr (LANES == 8 && HAS_PARTS<Format>) {
+        constexpr int64_t FEW_BYTES = 512 << 10, MOST_BYTES = 1 << 20;
+        const int64_t bytes = tiles.rows * 4 * MicroKernel<Format>::row_words(weight.in_features);
+        const int64_t each = (bytes - 1) / (team.threads * MOST_BYTES) + 1;
+        if (!tiles.list && (tiles.groups > 1 || each > 1))
+            found.groups = bytes <= FEW_BYTES ? 1 : std::min(team.threads * each, tiles.count);
+    }
 #endif
     return found;
 }

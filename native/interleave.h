@@ -51,12 +51,69 @@ inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t ro
     }
 }
 #else
-inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
+inline void interleave_each(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
     for (int64_t step = 0; step < steps; step++, to += rows) {
         __builtin_prefetch(reinterpret_cast<const char *>(to) + WRITE_AHEAD, 1);
         for (int64_t r = 0; r < rows; r++) to[r] = from[r * stride + step];
     }
 }
+
+#if defined(__AVX2__)
+// Lane i of row j becomes lane j of row i.
+inline void transpose(__m256i (&v)[8]) {
+    __m256i w[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 2)
+        w[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]), w[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 4)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2; j++) {
+            v[i + 2 * j] = _mm256_unpacklo_epi64(w[i + j], w[i + 2 + j]);
+            v[i + 2 * j + 1] = _mm256_unpackhi_epi64(w[i + j], w[i + 2 + j]);
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        w[i] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x20);
+        w[i + 4] = _mm256_permute2x128_si256(v[i], v[i + 4], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) v[i] = w[i];
+}
+
+// Eight steps at a time, of up to eight rows and then of the others. What a store has beyond a step's rows, the next
+// step's overwrites, so the last steps, behind which is somebody else's, are written word by word.
+inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
+    static_assert(LANES == 8);
+    constexpr int64_t AT_ONCE = 8, MOST = 2 * AT_ONCE;
+    int64_t step = 0;
+    for (; step * rows + AT_ONCE * rows + MOST <= steps * rows; step += AT_ONCE) {
+        __m256i low[AT_ONCE], high[AT_ONCE];
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < AT_ONCE; r++) {
+            const auto words = [&](int64_t row) {
+                return row < rows ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + row * stride + step))
+                                  : _mm256_setzero_si256();
+            };
+            low[r] = words(r), high[r] = words(r + AT_ONCE);
+        }
+        transpose(low);
+        if (rows > AT_ONCE) transpose(high);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < AT_ONCE; i++) {
+            uint32_t *put = to + (step + i) * rows;
+            __builtin_prefetch(reinterpret_cast<const char *>(put) + WRITE_AHEAD, 1);
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(put), low[i]);
+            if (rows > AT_ONCE) _mm256_storeu_si256(reinterpret_cast<__m256i *>(put + AT_ONCE), high[i]);
+        }
+    }
+    interleave_each(from + step, stride, rows, steps - step, to + step * rows);
+}
+#else
+inline NOINLINE void interleave(const uint32_t *from, int64_t stride, int64_t rows, int64_t steps, uint32_t *to) {
+    interleave_each(from, stride, rows, steps, to);
+}
+#endif
 #endif
 
 inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }

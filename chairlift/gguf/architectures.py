@@ -1,43 +1,27 @@
 """What GGUF files call models, their tensors and settings, and what folders of Hugging Face call the same."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
+from chairlift.gguf.architecture import Architecture, Told
 from chairlift.gguf.gguf_file import shown
+from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deepseek_of
+from chairlift.gguf.older_architectures import FALCON_TWO_NORMS, OLDER
+from chairlift.gguf.routed_experts import (
+    EXPERTS,
+    OF_SIGMOIDS,
+    ROUTED_EXPERTS,
+    ROUTED_FIELDS,
+    ROUTED_KEYS,
+    SHARED_EXPERTS,
+    without_layers_ahead,
+)
 
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_OF_A_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _GEMMA_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
-}
-# A tensor holds all experts, each of which has one of its own in a folder: in place of the braces is its number.
-_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
@@ -47,45 +31,6 @@ _MIXTRAL_EXPERTS = {
 }
 # No known model has as many.
 _MOST_EXPERTS = 1024
-_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One of llama.cpp's architectures: the `model_type` of the same family, and what files of it do differently.
-
-    Where queries and keys are `paired`, neighbours are rotated together, so their rows are in another order. `lift` is
-    what was added to the weights of norms. `names` are those of a layer's tensors that differ, in full where a folder's
-    has no ending. `fields` are more of config.json, `present` those of it that say whether layers have such a tensor,
-    `absent` those that say whether they have none, and `keys` metadata that becomes such a field. `scaling` is what
-    files leave out of YaRN. `switches` is metadata that changes what this architecture computes, with the value that is
-    served.
-    """
-
-    model_type: str
-    paired: bool = False
-    lift: float = 0.0
-    names: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    present: Mapping[str, str] = field(default_factory=lambda: {"attn_q.bias": "attention_bias"})
-    absent: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    scaling: Mapping[str, Any] = field(default_factory=dict)
-    switches: Mapping[str, Any] = field(default_factory=dict)
-
-    def name_of(self, name: str) -> str:
-        """What a folder calls a tensor of a file; as it is, if that is not known. Of experts' it has braces."""
-        base, _, part = name.rpartition(".")
-        if base in _WHOLE:
-            return f"{_WHOLE[base]}.{part}"
-        found = _LAYER.fullmatch(name)
-        if found is None:
-            return name
-        number, base, part = found.groups()
-        whole, known = self.names.get(f"{base}.{part}"), (_OF_A_LAYER | dict(self.names)).get(base)
-        if whole is None and known is None:
-            return name
-        return f"model.layers.{number}.{whole or f'{known}.{part}'}"
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
@@ -96,17 +41,39 @@ _AFTER = _SECOND | {"post_ffw_norm": "post_feedforward_layernorm"}
 _JOINT_MLP = {"ffn_up": "mlp.gate_up_proj"}
 _LAYER_NORM_EPS = "attention.layer_norm_epsilon"
 _COHERE = {_LAYER_NORM_EPS: "layer_norm_eps", "logit_scale": "logit_scale"}
-_GRANITE = {
-    "attention.scale": "attention_multiplier",
+_MULTIPLIERS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+_GRANITE = _MULTIPLIERS | {"attention.scale": "attention_multiplier"}
 # Others only note by this how a model was trained.
 _GRANITE_SWITCHES = {"rope.scaling.finetuned": True}
 
+
+def _minicpm(told: Told, prefix: str) -> Told:
+    """Scores are scaled as usual. What other scales older files leave out was written down in two ways."""
+    for key in _MULTIPLIERS:
+        if not told.get(key):
+            raise UnsupportedModel(f"{prefix}{key} is missing in a GGUF file, or 0: convert the model again")
+    hidden, heads, size = (
+        told.get(key) for key in ("embedding_length", "attention.head_count", "attention.key_length")
+    )
+    if size is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        size = hidden // heads
+    if not isinstance(size, int) or size < 1:
+        raise UnsupportedModel(f"{prefix}attention.key_length = {shown(size)} in a GGUF file: it must be a size")
+    return {**told, "attention.scale": size**-0.5}
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
+    # Those whose queries grow with positions (Ministral 3) say so, and are refused.
+    "mistral3": Architecture("llama", paired=True),
+    # Llama and Granite by other names. Of EXAONE's queries and keys converters don't change the order.
+    "internlm2": Architecture("llama", paired=True),
+    "exaone": Architecture("llama"),
+    "minicpm": Architecture("granite", dialect=_minicpm, paired=True, keys=_GRANITE),
     "qwen2": Architecture("qwen2", present={}),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),
@@ -124,6 +91,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         # Of those that read images the rows of queries and keys are in another order.
         switches={"rope.dimension_sections": None},
     ),
+    # Of the models' own folders, and not of those for transformers, files have the joint projection.
+    "chatglm": Architecture(
+        "glm",
+        names=_JOINT_MLP | {"attn_qkv": "self_attn.{}_proj"},
+        present={"attn_q.bias": "attention_bias", "attn_qkv.bias": "attention_bias"},
+    ),
+    "olmo": Architecture("olmo", paired=True, keys={_LAYER_NORM_EPS: "rms_norm_eps"}),
     "exaone4": Architecture("exaone4", names=_AFTER, fields={"sliding_window": None}, keys=_WINDOW),
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture(
@@ -162,6 +136,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         fields=_GELU | {"sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
         keys=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
     ),
+    "deepseek2": YOUTU,
+    "minicpm3": MINICPM3,
+    **OLDER,
 }
 # What files call OLMo 2, too, is this where there are windows.
 _OLMO3 = Architecture("olmo3", names=_AFTER, keys=_WINDOW)
@@ -174,20 +151,14 @@ WITH_EXPERTS: dict[str, Architecture] = {
     "llama": Architecture("mixtral", paired=True, names=_MIXTRAL_EXPERTS, keys=_OF_EXPERTS),
     "qwen2moe": Architecture(
         "qwen2_moe",
-        names=_EXPERTS,
+        names=EXPERTS,
         keys=_WITH_WIDTH | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
-    "qwen3moe": Architecture("qwen3_moe", names=_EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
-    "olmoe": Architecture("olmoe", names=_EXPERTS, keys=_OF_EXPERTS),
+    "qwen3moe": Architecture("qwen3_moe", names=EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
+    "olmoe": Architecture("olmoe", names=EXPERTS, keys=_OF_EXPERTS),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
-        names=_EXPERTS
-        | {
-            part: name.replace("shared_expert.", "shared_experts.")
-            for part, name in _EXPERTS.items()
-            if "shexp" in part
-        }
-        | {"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        names=SHARED_EXPERTS | {"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
         fields={"moe_layer_start_index": 0},
         keys={
             "expert_count": "moe_num_experts",
@@ -202,16 +173,35 @@ WITH_EXPERTS: dict[str, Architecture] = {
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
-        names=_EXPERTS | _SECOND | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},
+        names=EXPERTS | _SECOND | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},
         keys=_WINDOW | _OF_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
         scaling={"truncate": False},
     ),
     "granitemoe": Architecture(
         "granitemoe",
         paired=True,
-        names=_EXPERTS | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        names=EXPERTS | {"ffn_gate_inp": "block_sparse_moe.router.layer"},
         keys=_GRANITE | _OF_EXPERTS,
         switches=_GRANITE_SWITCHES,
+    ),
+    "deepseek2": DEEPSEEK2,
+    "glm4moe": Architecture(
+        "glm4_moe",
+        dialect=without_layers_ahead,
+        names=ROUTED_EXPERTS | _SECOND,
+        fields=ROUTED_FIELDS,
+        present={"attn_q.bias": "attention_bias", "attn_q_norm.weight": "use_qk_norm"},
+        keys=ROUTED_KEYS,
+        # Those that read images rotate by more than one position.
+        switches=OF_SIGMOIDS | {"rope.dimension_sections": None},
+    ),
+    "dots1": Architecture(
+        "dots1",
+        dialect=without_layers_ahead,
+        names=ROUTED_EXPERTS,
+        fields=ROUTED_FIELDS | {"sliding_window": None},
+        keys=ROUTED_KEYS,
+        switches=OF_SIGMOIDS,
     ),
 }
 # Those of models with states, whose rows are in hybrid_config.py and hybrid_changes.py.
@@ -221,8 +211,8 @@ WITH_STATES = (
 )
 
 
-def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """The architecture that a file's metadata names. Raises UnsupportedModel."""
+def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) -> Architecture:
+    """The architecture that a file's metadata names; of some by its `tensors`, too. Raises UnsupportedModel."""
     name = metadata.get("general.architecture")
     experts = metadata.get(f"{name}.expert_count") if isinstance(name, str) else None
     if experts is not None and not (isinstance(experts, int) and 0 <= experts <= _MOST_EXPERTS):
@@ -232,4 +222,8 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
         kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
         known = ", ".join([*table, *WITH_STATES])
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
+    if table[name] is DEEPSEEK2:
+        return deepseek_of(metadata, tensors)
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in tensors:
+        return FALCON_TWO_NORMS
     return _OLMO3 if name == "olmo2" and metadata.get(f"{name}.{WINDOW}") else table[name]

@@ -1,8 +1,7 @@
 """The tensors of a GGUF file under the names of a folder's, unpacked as they are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.gguf.architectures import Architecture, architecture_of
+from chairlift.gguf.architecture import Architecture
+from chairlift.gguf.architectures import architecture_of
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
 from chairlift.gguf.model_config import FACTORS, same_in_all
+from chairlift.gguf.row_orders import grouped, joined_up, rows_of_parts, unpaired
 from chairlift.gguf.tensor_types import Packing, TensorTypes
 
 # Numbers that are unpacked at a time.
@@ -22,6 +23,9 @@ _MOST_PLACES = 2**18
 # Converters may leave out that it is one row.
 _ONE_ROW = ".shared_expert_gate.weight"
 _PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
+_JOINT = ".attn_qkv."
+# What makes keys and values of a latent, which converters take apart, and what a folder has instead.
+_KEYS_UP, _VALUES_UP, _BOTH_UP = (f".self_attn.{part}_b_proj.weight" for part in ("k", "v", "kv"))
 
 
 # By a type's number in ggml, of blocks [N, bytes] into numbers [N, numbers of one]; whether it knows the type.
@@ -48,23 +52,24 @@ class GgufTensors:
         self._unpack_natively = unpack_natively
         self._file = file = GgufFile(path, with_vocabulary=False)
         self.metadata = file.metadata
-        self._known = known or architecture_of(file.metadata)
+        self._known = known or architecture_of(file.metadata, file.tensors)
         prefix = f"{file.metadata['general.architecture']}."
         key, layers = f"{prefix}attention.head_count", file.metadata.get(f"{prefix}block_count")
         heads = file.metadata.get(key)
         # Of queries and of keys, in whose order rows may have to be.
-        both = heads, file.metadata.get(f"{key}_kv", heads)
-        self._heads = {part: same_in_all(each, layers) for part, each in zip(_PAIRED, both, strict=True)}
+        self._heads = same_in_all(heads, layers), same_in_all(file.metadata.get(f"{key}_kv", heads), layers)
         self._types = TensorTypes()
         # The file's own name of each, and where it lies.
         self._places: dict[str, tuple[str, TensorPlace]] = {}
         for name in file.tensors:
             if name not in FACTORS:
                 self._add(name)
+        # Of a layer what is in two tensors.
+        self._halves = dict(self._pairs())
 
     def keys(self) -> list[str]:
         """The names of all tensors."""
-        return list(self._places)
+        return [*self._places, *self._halves]
 
     def unknown(self) -> list[str]:
         """Those of names that no folder has anything for."""
@@ -76,18 +81,50 @@ class GgufTensors:
 
     def get_slice(self, name: str) -> _Shape:
         """What has a tensor's shape."""
-        return _Shape(self._places[name][1].shape)
+        if name in self._halves:
+            (_, keys), (_, values) = self._halves[name]
+            heads, rank, plain = keys.shape
+            return _Shape((heads * (plain + values.shape[1]), rank))
+        shape = self._places[name][1].shape
+        return _Shape(shape[::-1] if self._is_transposed(name) else shape)
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""
+        if name in self._halves:
+            keys, values = (self._read(*each) for each in self._halves[name])
+            return joined_up(keys, values)
         own, place = self._places[name]
         found = self._read(own, place)
         if self._known.lift and name.endswith("norm.weight"):
             found = found.float() - self._known.lift
-        for part, heads in self._heads.items():
+        for part, heads in zip(_PAIRED, self._heads, strict=True):
             if self._known.paired and part in name:
                 found = unpaired(found, heads, own)
-        return found
+        if self._known.family.grouped and _JOINT in own:
+            found = grouped(found, *self._heads, own)
+        return found.T.contiguous() if self._is_transposed(name) else found
+
+    def _is_transposed(self, name: str) -> bool:
+        """Whether a folder has this projection as [in, out]."""
+        family = self._known.family
+        is_of_layer = name.startswith(family.base + family.layers)
+        return family.transposed and is_of_layer and len(self._places[name][1].shape) == 2
+
+    def _pairs(self) -> Iterator[tuple[str, list[tuple[str, TensorPlace]]]]:
+        """What is in two tensors [heads, R, P] and [heads, V, R], taken out of the places."""
+        for name in [name for name in self._places if name.endswith(_KEYS_UP)]:
+            other = name.replace(_KEYS_UP, _VALUES_UP)
+            if other not in self._places:
+                continue
+            pair = [self._places.pop(each) for each in (name, other)]
+            (own, keys), (_, values) = pair
+            if len(keys.shape) != 3 or len(values.shape) != 3 or keys.shape[:2] != values.shape[::2]:
+                shapes = f"{list(keys.shape)}, and that of its values for {list(values.shape)}"
+                raise UnsupportedModel(f"tensor {own!r} is for {shapes}: they are not of the same heads and latent")
+            both = name.replace(_KEYS_UP, _BOTH_UP)
+            if both in self._places:
+                raise UnsupportedModel(f"{self._file.path.name} has a tensor under two names")
+            yield both, pair
 
     def _add(self, name: str) -> None:
         place = self._file.tensors[name]
@@ -97,8 +134,9 @@ class GgufTensors:
         names, found = [new], [(name, place)]
         # A name that is not known is as the file has it, and may have braces of its own.
         if new != name and "{}" in new:
-            found = [(name, each) for each in self._experts_of(name, place)]
-            names = [new.replace("{}", str(index)) for index in range(len(found))]
+            parts = self._parts_of(name, place) if _JOINT in name else self._experts_of(name, place)
+            found = [(name, each) for each in parts.values()]
+            names = [new.replace("{}", label) for label in parts]
         if any(each in self._places for each in names):
             raise UnsupportedModel(f"{self._file.path.name} has a tensor under two names")
         if len(self._places) + len(names) > _MOST_PLACES:
@@ -107,7 +145,16 @@ class GgufTensors:
             )
         self._places.update(zip(names, found, strict=True))
 
-    def _experts_of(self, name: str, place: TensorPlace) -> list[TensorPlace]:
+    def _parts_of(self, name: str, place: TensorPlace) -> dict[str, TensorPlace]:
+        """Where the queries, keys and values of a joint projection lie."""
+        counts = rows_of_parts(place.shape[0] if place.shape else 0, *self._heads, name)
+        found, offset = {}, place.offset
+        for label, count in zip("qkv", counts, strict=True):
+            found[label] = place._replace(shape=(count, *place.shape[1:]), offset=offset)
+            offset += self._types.packing_of(name, found[label]).num_bytes
+        return found
+
+    def _experts_of(self, name: str, place: TensorPlace) -> dict[str, TensorPlace]:
         """Where each expert's part of a tensor [E, outs, ins] lies, or of biases [E, outs]."""
         metadata = self._file.metadata
         count = metadata.get(f"{metadata['general.architecture']}.expert_count")
@@ -117,7 +164,7 @@ class GgufTensors:
             )
         each = place._replace(shape=place.shape[1:])
         size = self._types.packing_of(name, each).num_bytes
-        return [each._replace(offset=place.offset + index * size) for index in range(count)]
+        return {str(index): each._replace(offset=place.offset + index * size) for index in range(count)}
 
     def _read(self, name: str, place: TensorPlace) -> Tensor:
         packing = self._types.packing_within(name, place, self._file.path.name)
@@ -142,10 +189,3 @@ class GgufTensors:
             unpacked = self._types.dequantize(some.reshape(1, -1), kind)
             found[begin : begin + count] = unpacked.reshape(len(some), numbers)
         return found
-
-
-def unpaired(rows: Tensor, heads: Any, name: str) -> Tensor:
-    """Rows of queries or keys in the order in which the halves of a head are rotated, not its neighbours."""
-    if not isinstance(heads, int) or heads < 1 or rows.shape[0] % (2 * heads):
-        raise UnsupportedModel(f"tensor {name!r} has {rows.shape[0]} rows, which are not {shown(heads)} heads")
-    return rows.reshape(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape).contiguous()

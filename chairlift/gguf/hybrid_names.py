@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from chairlift.gguf.architectures import Architecture
+from chairlift.gguf.architecture import Architecture
 from chairlift.gguf.told_settings import ToldSettings
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")

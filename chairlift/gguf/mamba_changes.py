@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from chairlift.gguf.gguf_tensors import unpaired
 from chairlift.gguf.hybrid_names import HybridNames, TensorChange
+from chairlift.gguf.row_orders import unpaired
 from chairlift.gguf.tensor_forms import flat, joined, joined_experts, logarithm, of_one, with_channel
 from chairlift.gguf.told_settings import ToldSettings
 

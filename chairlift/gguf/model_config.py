@@ -6,8 +6,10 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size, values_checked
-from chairlift.gguf.architectures import WINDOW, Architecture, architecture_of
+from chairlift.gguf.architecture import Architecture
+from chairlift.gguf.architectures import WINDOW, architecture_of
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
+from chairlift.gguf.routed_experts import OPTIONAL
 
 # Keys below the architecture's name, and fields of config.json.
 _FIELDS = {
@@ -50,6 +52,8 @@ _OF_YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
     _ORIGINAL: "original_max_position_embeddings",
+    "rope.scaling.mscale": "mscale",
+    "rope.scaling.mscale_all_dim": "mscale_all_dim",
 }
 # Gemma's largest, by their layers, scale their scores by what their hidden size has for a head.
 _LARGEST = {"gemma2": 46, "gemma3_text": 62}
@@ -58,14 +62,14 @@ _LARGEST = {"gemma2": 46, "gemma3_text": 62}
 @values_checked()
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Return a config.json. Raises UnsupportedModel naming the key or tensor at fault."""
-    known = architecture_of(file.metadata)
+    known = architecture_of(file.metadata, file.tensors)
     prefix = f"{file.metadata['general.architecture']}."
-    told = _told(file, prefix, known.keys)
+    told = known.dialect(_told(file, prefix, known.keys), prefix)
     for key, neutral in (_REFUSED | dict(known.switches)).items():
         if told.get(key, neutral) != neutral:
             raise _not_computed(prefix, key, told)
-    _check_experts(told, prefix, known.keys)
-    for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_"))):
+    _check_experts(told, prefix, {*known.keys, *known.switches})
+    for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_") and key not in OPTIONAL)):
         if not told.get(key):
             raise UnsupportedModel(f"{prefix}{key} is missing in {file.path.name}, or 0")
     found = {name: told[key] for key, name in (_FIELDS | dict(known.keys)).items() if told.get(key)}
@@ -92,8 +96,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
         "head_dim": head_dim,
+        "partial_rotary_factor": 1.0,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        **{field: f"blk.0.{name}" in file.tensors for name, field in known.present.items()},
+        **dict.fromkeys(known.present.values(), False),
+        **{field: True for name, field in known.present.items() if f"blk.0.{name}" in file.tensors},
         **{field: f"blk.0.{name}" not in file.tensors for name, field in known.absent.items()},
         "torch_dtype": dtype_of(embeddings, file.tensors.values()),
         **known.fields,

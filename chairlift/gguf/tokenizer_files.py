@@ -5,8 +5,7 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import shown
-
-Json = dict[str, Any]
+from chairlift.gguf.word_rules import WORD_RULES, Json, byte_level, in_turn
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
@@ -34,36 +33,29 @@ _GPT4O = (
     rf"{_FIRST}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_FIRST}{_UPPER}+{_LOWER}*{_ENDINGS}?|\p{{N}}{{1,3}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-def _bytes(use_regex: bool) -> Json:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> Json:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _bytes(use_regex=False)]}
-
-
-_GPT2 = _bytes(use_regex=True)
+_GPT2 = byte_level(use_regex=True)
 _DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2]}
 _RULES: dict[str, Json] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "exaone4", "granite-docling", "mpt"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mellum", "exaone4", "granite-docling"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4"), _split(_BY_THREE)),
-    "lfm2": _split(_BY_THREE),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _split(_BY_ONE)),
-    "qwen35": _split(_BY_ONE_WITH_MARKS),
-    "seed-coder": _split(_BY_ONE_WITHOUT_LINES),
-    "tekken": _split(_TEKKEN),
-    **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), in_turn(_BY_THREE)
+    ),
+    "lfm2": in_turn(_BY_THREE),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), in_turn(_BY_ONE)),
+    "qwen35": in_turn(_BY_ONE_WITH_MARKS),
+    "seed-coder": in_turn(_BY_ONE_WITHOUT_LINES),
+    "tekken": in_turn(_TEKKEN),
+    **dict.fromkeys(("gpt-4o", "llama4"), in_turn(_GPT4O)),
+    **WORD_RULES,
 }
 # Rules of tokenizers that take a whole word for one token if it is one, before they merge anything; and of those that
 # begin with a token for the beginning unless they say otherwise.
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
+_CHATGLM3 = "chatglm-spm"
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
-_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "command-r", "mpt")
+_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt", "command-r")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
 # the others words of a user's, and llama.cpp goes by their texts, too.
 _ENDINGS_OF_TURNS = (
@@ -197,13 +189,16 @@ def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Js
     return {
         "normalizer": {"type": "NFC"} if rule in _COMPOSING else None,
         "pre_tokenizer": _RULES[rule],
-        "decoder": _bytes(use_regex=True) | {"add_prefix_space": True},
+        "decoder": byte_level(use_regex=True) | {"add_prefix_space": True},
         "model": _bpe(tokens, pairs, ignore_merges=rule in _WHOLE_FIRST),
     }
 
 
 def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], name: str) -> Json:
     """A tokenizer that merges the pair whose whole has the highest score, as SentencePiece's BPE does."""
+    if told.get("pre") == _CHATGLM3:
+        problem = f"tokenizer.ggml.pre {_CHATGLM3!r} of {name} is not read"
+        raise UnsupportedModel(f"{problem}: such tokenizers put tokens before each text that no file tells of")
     scores = _list(told, "scores", float, name)
     if len(scores) != len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.scores of {name} is not as long as its tokens")

@@ -116,6 +116,13 @@ def test_an_embedder_is_that_of_its_folder(number: int, pooling: str, tmp_path: 
     np.testing.assert_allclose(embedded(found), embedded(folder), atol=1e-5)
 
 
+def test_a_tensor_of_an_embedder_s_layer_that_is_not_known_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_file("qwen3", pooling=1).read_bytes().replace(b"output.weight", b"blk.1.xx.bias", 1))
+    with pytest.raises(UnsupportedModel, match=r"unexpected tensor 'blk\.1\.xx\.bias'"):
+        EncoderRunner(str(folder_of(path)), dtype="float32", num_threads=1).load()
+
+
 def test_without_a_pooling_it_is_a_language_model_and_no_embedder() -> None:
     folder = folder_of(gguf_file("qwen3", pooling=0))
     assert not is_encoder(folder)

@@ -31,13 +31,18 @@ _LLAMA3 = (
 SPECIAL = ["<|begin|>", "<|end|>"]
 
 
-def split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    found = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    found = [pre_tokenizers.Split(tokenizers.Regex(each), "isolated") for each in patterns]
+    return pre_tokenizers.Sequence([*found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# As the tokenizers of GPT-2, SmolLM, Llama 3, LFM2, Qwen 2 and 3.5, Seed-OSS, OLMo 1 and GPT-NeoX have it in their
-# tokenizer.json.
+_CHINESE, _CHINESE_AND_MORE = r"[\u4e00-\u9fa5\u3040-\u30ff]+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_V3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# As the tokenizers of GPT-2, SmolLM, Llama 3, LFM2, Qwen 2 and 3.5, Seed-OSS, OLMo 1, GLM 4, MPT, BLOOM, Falcon and
+# DeepSeek have it in their tokenizer.json; those of DeepSeek LLM list their letters and signs.
 RULES = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
@@ -53,9 +58,24 @@ RULES = {
     ),
     "seed-coder": split(_LLAMA3.replace("{1,3}", "").replace(r"\p{N}]+[\r\n]*|", r"\p{N}\r\n]+|")),
     "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "chatglm-bpe": split(_LLAMA3),
     "mpt": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "bloom": split(" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"),
+    "falcon": pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.Split(tokenizers.Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+    ),
+    "deepseek-llm": split(
+        "[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~\u3000-\u3002]+", r"\s+$", _CHINESE_AND_MORE, r"\p{N}"
+    ),
+    "deepseek-coder": split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE_AND_MORE, r"\p{N}"),
+    "deepseek-v3": split(r"\p{N}{1,3}", _CHINESE, _V3),
 }
-# Those of Qwen, of OLMo 1 and of GPT-NeoX begin by making one character of "e" and its accent.
+# Those of Qwen, of OLMo 1 and of MPT begin by making one character of "e" and its accent.
 _COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt")
 
 
@@ -117,6 +137,12 @@ def sentence_pieces(prefix: bool) -> Tokenizer:
     found.train_from_iterator(TEXTS[:4] * 5, trainer)
     found.post_processor = processors.TemplateProcessing("<|begin|> $A", "<|begin|> $A $B", [("<|begin|>", 1)])
     return found
+
+
+def test_chatglm_3_s_tokenizer_is_refused() -> None:
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "chatglm-spm", "tokenizer.ggml.tokens": ["a"]}
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre 'chatglm-spm' of m\.gguf is not read"):
+        tokenizer_files(metadata, "m.gguf")
 
 
 @pytest.mark.parametrize("prefix", [True, False])

@@ -1,6 +1,8 @@
 """Corrupt, truncated and lying GGUF files: read or refused by name, in bounded time and memory."""
 
 import itertools
+import json
+import math
 import os
 import random
 import resource
@@ -10,21 +12,28 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from support.gguf_changes import LATENT, ROUTED
 from support.gguf_files import add, gguf_file
 from support.gguf_hybrids import WRITTEN, hybrid_file
+from support.gguf_older import OLDER
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.transformers_config import parse_transformers
+from chairlift.gguf import gguf_tensors
 from chairlift.gguf.architectures import WITH_STATES
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.gguf.hybrid_config import hybrid_config
 from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.gguf.model_config import config_of
+from chairlift.gguf.tensor_types import TensorTypes
 from chairlift.gguf.tokenizer_files import tokenizer_files
 from chairlift.runners.decoder.config import parse_config
 
 FEW, MANY = 300, 2000
+# What a key may say, of any kind.
+SAID = (*(-1, 0, 1, 3, 2**31, 2**63), *(True, 0.5, -1e300, math.nan, math.inf), "", "many", [], [4, 4, 4], ["a"])
+SAID += ([2**63] * 1000,)
 
 
 def read_whole(path: Path) -> None:
@@ -61,7 +70,12 @@ def mangled(rng: random.Random, whole: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*[("llama_llama3", kind) for kind in ("F32", "Q4_0", "Q8_0", "IQ4_NL")], ("qwen2_moe", "Q4_0")],
+    [
+        *[("llama_llama3", kind) for kind in ("F32", "Q4_0", "Q8_0", "IQ4_NL")],
+        ("qwen2_moe", "Q4_0"),
+        ("deepseek_v3", "F32"),
+        ("falcon_two_norms", "Q4_0"),
+    ],
 )
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_whatever_a_file_holds_is_read_or_refused(name: str, kind: str, count: int, tmp_path: Path) -> None:
@@ -129,6 +143,35 @@ def try_mangled(whole: bytes, count: int, path: Path) -> None:
     assert len(refused) > count / 3
     assert not [each for each in refused if "\n" in each or len(each) > 1000]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+@pytest.mark.parametrize("name", ["glm_joint", "olmo", "minicpm", *LATENT, *ROUTED, *OLDER])
+def test_whatever_a_key_says_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = gguf_file(name)
+    file, types = GgufFile(path), TensorTypes()
+    monkeypatch.setattr(gguf_tensors, "GgufFile", lambda *given, **named: file)
+    monkeypatch.setattr(gguf_tensors, "TensorTypes", lambda: types)
+    told = dict(file.metadata)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = []
+    for key in (key for key in told if key.startswith(told["general.architecture"])):
+        for value in SAID:
+            file.metadata = told | {key: value}
+            try:
+                config = config_of(file)
+                json.dumps(config)
+                parse_config(config)
+                tensors = GgufTensors(path)
+                for tensor in tensors.keys():  # noqa: SIM118
+                    tensors.get_slice(tensor).get_shape()
+                    # Those whose rows are put in another order, or two together.
+                    if "attn" in tensor:
+                        tensors.get_tensor(tensor)
+            except UnsupportedModel as error:
+                refused.append(str(error))
+    assert len(refused) > len(SAID)
+    assert not [each for each in refused if "\n" in each or len(each) > 1000]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from support.gguf_changes import (
+    LATENT,
+    ROUTED,
+    describe_latent,
+    describe_routed,
+    described,
+    in_halves,
+    with_joint_rows,
+    with_layer_ahead,
+)
+from support.gguf_older import OLDER, OLDER_NAMES, as_written, describe_older, uniform
 from support.model_factory import TINY, randomize, temporary_root
 
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -47,6 +58,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}),
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
     "llama_yarn": ("llama", {"rope_parameters": _YARN}),
+    "mistral3": ("mistral", {"head_dim": 32, "sliding_window": None}),
+    "internlm2": ("llama", {}),
+    "exaone": ("llama", {"rope_parameters": _LLAMA3}),
+    "minicpm": ("granite", _GRANITE | {"attention_multiplier": 0.25}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
@@ -97,6 +112,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MODELS |= {
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm": ("glm", {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5}),
+    "glm_joint": ("glm", {"head_dim": 16, "attention_bias": True}),
+    "glm_unbiased_joint": ("glm", {"head_dim": 16, "attention_bias": False}),
+    "olmo": ("olmo", {"num_key_value_heads": 2}),
     "exaone4": (
         "exaone4",
         {"num_hidden_layers": 3, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
@@ -108,6 +127,8 @@ MODELS |= {
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 20, "logit_scale": 0.25}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    # Others rotate a quarter of a head.
+    "stablelm_whole": ("stablelm", {"partial_rotary_factor": 1.0}),
     "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -132,10 +153,26 @@ MODELS |= {
         | {"rope_parameters": _GPT_OSS_ROPE},
     ),
 }
+# With latent attention: the architecture that files of them name.
+WITH_LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2")
+MODELS |= LATENT | ROUTED | OLDER
+# Has names for layers that only guess, which the package has not of all that have such layers.
+_AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
-_PAIRED, _LIFTED = ("llama", "smollm3", "granite", "granitemoe"), ("gemma", "gemma2", "gemma3")
+_PAIRED, _LIFTED = (
+    ("llama", "smollm3", "granite", "granitemoe", "olmo", "mistral3", "internlm2", "minicpm"),
+    ("gemma", "gemma2", "gemma3"),
+)
+# Models whose files have a name of their own.
+_BY_NAME = WITH_EXPERTS | {name: name for name in ("internlm2", "exaone", "minicpm")}
 # Families that converters write as another.
-_AS_ANOTHER = {"olmo3": "olmo2", "cohere": "command-r"}
+_AS_ANOTHER = {
+    "olmo3": "olmo2",
+    "cohere": "command-r",
+    "glm4_moe": "glm4moe",
+    "glm": "chatglm",
+    "mistral": "mistral3",
+} | OLDER_NAMES
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
@@ -165,26 +202,25 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     """
     pooled = "" if pooling is None else f"-pooled{pooling}"
     path = temporary_root() / f"{name}-{kind}{pooled}{tensors_in_part or ''}.gguf"
-    config = json.loads((plain_folder(name) / "config.json").read_text())
-    arch = WITH_EXPERTS.get(name, config["model_type"].removesuffix("_text"))
+    own_config = json.loads((plain_folder(name) / "config.json").read_text())
+    config = uniform(own_config)
+    arch = _BY_NAME.get(name, config["model_type"].removesuffix("_text"))
+    arch = WITH_LATENT.get(arch, arch)
     arch = _AS_ANOTHER.get(arch, arch)
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
-    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    # With a layer more in those that have one ahead.
+    maps = [gguf.get_tensor_name_map(each, config["num_hidden_layers"] + 1) for each in (number, _AHEAD_OF)]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_in_part)
-    _describe(writer, config)
-    _describe_rotation(writer, config, name in _WITH_PATTERN)
-    if name in _WITH_PATTERN:
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if name == "granite_4":
-        _describe_as_hybrid(writer, config)
+    _describe_all(writer, name, config, own_config)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
         writer.add_add_eos_token(True)
     add_words(writer, config["vocab_size"])
-    for own, tensor in together(load_file(plain_folder(name) / "model.safetensors")).items():
+    for own, tensor in _written(name, arch, config).items():
         own = f"{own}.weight" if own.endswith("sinks") else own.replace("correction_bias", "correction.bias")
-        new = names.get_name(own, try_suffixes=(".weight", ".bias"))
-        array = tensor.float().squeeze() if "correction" in own else tensor.float()
+        own = own.removeprefix("transformer.") if arch == "bloom" else own
+        new = next(filter(None, (names.get_name(own, try_suffixes=(".weight", ".bias")) for names in maps)))
+        array = tensor.float().squeeze() if "correction" in own else as_written(own, tensor.float(), own_config)
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in _PAIRED and part in own:
                 array = array.view(config[heads], 2, -1, *array.shape[1:]).transpose(1, 2).reshape(array.shape)
@@ -197,6 +233,9 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
             kind if array.ndim >= 2 and "gate_inp" not in new and not new.endswith(".bias") else "F32",
         )
     rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        for part in ("long", "short"):
+            add(writer, f"rope_factors_{part}.weight", np.array(rope[f"{part}_factor"], np.float32))
     if rope.get("rope_type") == "llama3":
         add(writer, "rope_freqs.weight", _llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
     writer.write_header_to_file()
@@ -204,6 +243,42 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     writer.write_tensors_to_file()
     writer.close()
     return path if not tensors_in_part else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def _describe_all(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], own_config: dict[str, Any]) -> None:
+    """Write what is said of a model, whose config.json is `own_config`, and made uniform `config`."""
+    if name == "minicpm":
+        # As they are for any model.
+        del config["attention_multiplier"]
+    is_ahead, is_old = name.endswith("_ahead"), name.endswith("_older")
+    _describe(writer, described(config) | {"num_hidden_layers": config["num_hidden_layers"] + is_ahead})
+    if is_ahead:
+        writer.add_nextn_predict_layers(1)
+    if "kv_lora_rank" in config:
+        describe_latent(writer, config, is_old)
+    if config["model_type"] in (*WITH_LATENT, "glm4_moe", "dots1"):
+        describe_routed(writer, config, is_old)
+    if name in OLDER:
+        describe_older(writer, own_config)
+    if name not in OLDER or config.get("rope_parameters"):
+        _describe_rotation(writer, config, name in _WITH_PATTERN)
+    if name in _WITH_PATTERN:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if name == "granite_4":
+        _describe_as_hybrid(writer, config)
+
+
+def _written(name: str, arch: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A folder's tensors, those in one that are so in a file, and those in two."""
+    tensors = together(load_file(plain_folder(name) / "model.safetensors"))
+    if name.endswith("_ahead"):
+        tensors = with_layer_ahead(tensors, config["num_hidden_layers"])
+    if name.endswith("_joint"):
+        tensors = with_joint_rows(tensors)
+    if arch == "deepseek2" and not name.endswith("_older"):
+        for own in [own for own in tensors if own.endswith("kv_b_proj.weight")]:
+            tensors |= in_halves(own, tensors.pop(own), config)
+    return tensors
 
 
 def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -320,7 +395,8 @@ def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_win
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if "attention_factor" in rope:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 

@@ -60,7 +60,9 @@ class DecoderReader:
             # Rounded, as transformers does it: in bfloat16 the square root of 1152 is 34.
             scale = float(torch.tensor(scale, dtype=weights.dtype))
         if not head:
-            weights.refuse_unused([prefix + part for part in (f"{names.embedding}.", names.layers, f"{names.norm}.")])
+            own = [prefix + part for part in (f"{names.embedding}.", names.layers, f"{names.norm}.")]
+            # And what a GGUF file has in layers that no folder has.
+            weights.refuse_unused([*own, "blk."])
             last = None
         else:
             head_name = self._own_head()
