@@ -7,9 +7,14 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import shown
 from chairlift.gguf.text_ends import text_ends
 from chairlift.gguf.tokenizer_files import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, added_token, list_of, token_id
+from chairlift.gguf.unigrams import unigrams
 from chairlift.gguf.word_pieces import plain_pieces, word_pieces
 
 _MODEL = "model"
+# The keys that name a text's first token, its last one, and the one for what is unknown; and what these are called by
+# the kinds of tokenizers where files don't say.
+_KEYS = ("cls_token_id", "bos_token_id"), ("seperator_token_id", "eos_token_id"), ("unknown_token_id",)
+_NAMED = {"bert": ("[CLS]", "[SEP]", "[UNK]"), "t5": ("<s>", "</s>", "<unk>")}
 
 
 def encoder_tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -22,17 +27,25 @@ def encoder_tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str,
     kinds = [NORMAL] * len(tokens) if kinds is None else list_of(told, "token_type", int, name)
     if len(kinds) != len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.token_type of {name} is not as long as its tokens")
-    if told.get(_MODEL) != "bert":
-        raise UnsupportedModel(f"tokenizer.ggml.model {shown(told.get(_MODEL))} of {name} is not read; bert is")
-    tokens = plain_pieces(tokens, kinds)
+    model = told.get(_MODEL)
+    if not isinstance(model, str) or model not in _NAMED:
+        known = ", ".join(_NAMED)
+        raise UnsupportedModel(f"tokenizer.ggml.model {shown(model)} of {name} is not read; these are: {known}")
+    if model == "bert":
+        tokens = plain_pieces(tokens, kinds)
     if len(set(tokens)) < len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.tokens of {name} has a token twice")
-    # What a file leaves out is what tokens of BERT's are called. It is put around all texts, whatever a file says of
-    # that, as llama.cpp does it.
-    first = _named(told, ("cls_token_id", "bos_token_id"), "[CLS]", tokens, name)
-    last = _named(told, ("seperator_token_id", "eos_token_id"), "[SEP]", tokens, name)
-    unknown = _named(told, ("unknown_token_id",), "[UNK]", tokens, name)
-    made = word_pieces(told, tokens, kinds, unknown)
+    first, last, unknown = (
+        _named(told, keys, text, tokens, name) for keys, text in zip(_KEYS, _NAMED[model], strict=True)
+    )
+    if model == "bert":
+        # Around all texts, whatever a file says of that, as llama.cpp does it.
+        made = word_pieces(told, tokens, kinds, unknown)
+        ends = text_ends(tokens, first, last, second=1)
+    else:
+        _check_ends(told, name)
+        made = unigrams(told, tokens, kinds, unknown, name)
+        ends = text_ends(tokens, first, last, between=2)
     special = {first, last, unknown}
     whole = {
         "version": "1.0",
@@ -44,10 +57,18 @@ def encoder_tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str,
             if token and (number in special or kind in (CONTROL, UNKNOWN, USER_DEFINED))
         ],
         **made,
-        "post_processor": text_ends(tokens, first, last, second=1),
+        "post_processor": ends,
     }
     named = {"cls_token": tokens[first], "sep_token": tokens[last], "unk_token": tokens[unknown]}
     return {"tokenizer.json": whole, "tokenizer_config.json": named, "generation_config.json": {}}
+
+
+def _check_ends(told: Mapping[str, Any], name: str) -> None:
+    """Raise UnsupportedModel for texts without what encoders of these kinds have around them."""
+    for key in ("add_bos_token", "add_eos_token"):
+        if told.get(key, True) is not True:
+            problem = f"tokenizer.ggml.{key} = {shown(told[key])} of {name}, an encoder, is not read"
+            raise UnsupportedModel(f"{problem}: its texts begin and end with a token of their own")
 
 
 def _named(told: Mapping[str, Any], keys: tuple[str, ...], text: str, tokens: list[str], name: str) -> int:

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.encoder_factory import encoder_folder
-from support.gguf_encoders import TEXTS, bert_file, with_modules, word_pieces
+from support.gguf_encoders import TEXTS, bert_file, unigrams, with_modules, word_pieces, xlm_roberta_file
 
+from chairlift.errors import UnsupportedModel
 from chairlift.folders.kind import is_encoder
 from chairlift.folders.sentence_files import SentenceFiles
+from chairlift.gguf import side_folder
+from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.side_folder import folder_of
 from chairlift.runners.encoder.runner import EncoderRunner
 from chairlift.runners.items import Encoding
@@ -49,3 +52,56 @@ def test_an_older_bert_is_as_its_words_tell(lowers: bool, tmp_path: Path) -> Non
     """It says neither what becomes of capitals nor which tokens are special, and leaves brackets unmarked."""
     folder = with_modules(tmp_path / "plain", encoder_folder("bert"), word_pieces(lowers), "cls")
     assert_same(bert_file(lowers=lowers, says=False), folder)
+
+
+def test_an_xlm_roberta_is_that_of_its_folder(tmp_path: Path) -> None:
+    assert_same(xlm_roberta_file(), with_modules(tmp_path / "plain", encoder_folder("xlm-roberta"), unigrams(), "cls"))
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_what_ranks_or_classifies_has_the_logits_of_its_folder(labels: int, tmp_path: Path) -> None:
+    """As bge-reranker-v2-m3, whose file has a head and no pooling."""
+    folders = (
+        folder_of(xlm_roberta_file(labels)),
+        with_modules(tmp_path / "plain", encoder_folder("xlm-roberta", labels), unigrams(), None),
+    )
+    assert_same_logits(*folders, "rerank" if labels == 1 else "classify")
+
+
+def assert_same_logits(found: Path, wanted: Path, task: str) -> None:
+    """Of pairs, and their tokens."""
+    runners = [EncoderRunner(str(each), dtype="float32", num_threads=1) for each in (found, wanted)]
+    one, other = (runner.load() for runner in runners)
+    assert (one.task, one.labels) == (task, other.labels)
+    pairs = [(first, second) for first in TEXTS for second in TEXTS[:3]]
+    texts = [
+        TextEncoder(each, one.max_tokens, SentenceFiles.read(each)).encode_pairs(pairs) for each in (found, wanted)
+    ]
+    assert [each.token_ids for each in texts[0]] == [each.token_ids for each in texts[1]]
+    logits = [np.stack(runner.run(each)) for runner, each in zip(runners, texts, strict=True)]  # type: ignore[arg-type]
+    np.testing.assert_allclose(*logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("bert.attention.causal", True, "bert.attention.causal = True"),
+        ("bert.attention.head_count_kv", 2, "bert.attention.head_count_kv = 2"),
+        ("bert.attention.sliding_window", 64, "bert.attention.sliding_window = 64"),
+        ("bert.pooling_type", 0, "bert.pooling_type = 0"),
+        ("bert.pooling_type", 4, "has not all of its head: it needs 'cls.weight', 'cls.output.weight'"),
+        ("bert.expert_count", 8, "bert.expert_count = 8"),
+        ("tokenizer.ggml.token_type_count", 3, "token_type_count = 3 in a GGUF file, but 'token_types.weight' has 2"),
+        ("tokenizer.ggml.model", "llama", "tokenizer.ggml.model 'llama'"),
+        ("tokenizer.ggml.unknown_token_id", 320, "tokenizer.ggml.unknown_token_id"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_its_key(
+    key: str, value: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = GgufFile(bert_file())
+    file.metadata = file.metadata | {key: value}
+    monkeypatch.setattr(side_folder, "GgufFile", lambda path: file)
+    with pytest.raises(UnsupportedModel) as refused:
+        folder_of(bert_file())
+    assert said in str(refused.value)

@@ -1,24 +1,27 @@
 """GGUF files of encoders that lie: read or refused by name, in bounded time and memory."""
 
+import json
 import random
 import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.gguf_encoders import bert_file
+from support.gguf_encoders import REPLACED, bert_file, xlm_roberta_file
 from support.gguf_lies import FEW, MANY, SAID, mangled
+from tokenizers import Tokenizer
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tokenizer_json import read_tokenizer
 from chairlift.gguf import side_folder
+from chairlift.gguf.encoder_tokenizers import encoder_tokenizer_files
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.gguf.side_folder import folder_of
 from chairlift.runners.encoder.config import read_encoder_config
 
-FILES: dict[str, Callable[[], Path]] = {"bert": bert_file}
+FILES: dict[str, Callable[[], Path]] = {"bert": bert_file, "xlm_roberta": lambda: xlm_roberta_file(3)}
 
 
 def read_whole(path: Path) -> None:
@@ -83,3 +86,24 @@ def test_whatever_a_key_of_an_encoder_says_is_read_or_refused(
     # By the name of the key, or of sizes that do not fit each other.
     names = (f"{told['general.architecture']}.", "tokenizer.ggml.", "hidden_size (")
     assert not [each for each in refused if not any(name in each for name in names)]
+
+
+def test_whatever_a_table_of_characters_holds_is_read_or_refused() -> None:
+    """The library believes what it leads to, and panics where that is nowhere."""
+    metadata = GgufFile(xlm_roberta_file()).metadata
+    key, rng = "tokenizer.ggml.precompiled_charsmap", random.Random(0)
+    whole, count, refused = metadata[key], 400, list[str]()
+    used = [at for at, byte in enumerate(whole) if byte]
+    for index in range(count):
+        some = whole[: rng.randrange(len(whole))] if index % 8 == 0 else list(whole)
+        for _ in range(rng.randint(1, 3)):
+            if some:
+                some[rng.choice(used) % len(some)] = rng.randrange(256)
+        try:
+            made = encoder_tokenizer_files(metadata | {key: some}, "m.gguf")
+        except UnsupportedModel as error:
+            refused.append(str(error))
+            continue
+        Tokenizer.from_str(json.dumps(made["tokenizer.json"])).encode("".join(REPLACED) + "\u00e4\uff22\U0001f642")
+    assert count / 8 < len(refused) < count
+    assert not [each for each in refused if "precompiled_charsmap of m.gguf is no whole table" not in each]

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,84 @@ def add_word_pieces(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, ma
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_type_count(2)
+
+
+def charsmap(replaced: dict[str, str]) -> bytes:
+    """A table of characters as SentencePiece has it, in which each node of the tree has a block of its own."""
+    units, texts = [0], b""
+    nodes = {b"": 0}
+
+    def block(of: int) -> int:
+        """Let the children of a unit lie in a new block, whose place this is."""
+        place = -(-len(units) // 256) * 256
+        units.extend([0] * (place + 256 - len(units)))
+        assert place ^ of < 2**21
+        units[of] |= (place ^ of) << 10
+        return place
+
+    nodes[b""] = block(0)
+    for text, other in replaced.items():
+        data = text.encode()
+        for end in range(1, len(data) + 1):
+            if data[:end] not in nodes:
+                unit = nodes[data[: end - 1]] ^ data[end - 1]
+                units[unit] |= data[end - 1]
+                nodes[data[:end]] = block(unit)
+        units[nodes[data[:-1]] ^ data[-1]] |= 256
+        units[nodes[data]] = 2**31 | len(texts)
+        texts += other.encode() + b"\0"
+    return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts
+
+
+REPLACED = {"\uff21": "A", "\ufb01": "fi", "\t": " ", "\n": " "}
+
+
+def unigrams() -> tokenizers.Tokenizer:
+    """A tokenizer as XLM-R has it."""
+    from tokenizers import models, normalizers, pre_tokenizers, processors
+
+    words = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "\u2581",
+        "\u2581hello",
+        "\u2581world",
+        "\u2581the",
+        "afé",
+        "s",
+        "\u2581c",
+        "lo",
+    ]
+    words += list(dict.fromkeys([*_LETTERS, *_SIGNS, "\u2581hel", "af", "able", "un", "漢", "A", "fi", "42", "ö"]))
+    words = list(dict.fromkeys(words))
+    vocab = [(word, -0.25 * (number % 37) if number > 3 else 0.0) for number, word in enumerate(words)]
+    found = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=3))
+    found.normalizer = normalizers.Precompiled(charsmap(REPLACED))
+    found.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    ends = [("<s>", 0), ("</s>", 2)]
+    found.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> </s> $B </s>", ends)
+    found.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
+    return found
+
+
+def add_unigrams(writer: gguf.GGUFWriter, tokenizer: tokenizers.Tokenizer, count: int = WORDS) -> None:
+    """Write them as files have them, with tokens behind that are not used."""
+    saved = json.loads(tokenizer.to_str())["model"]["vocab"]
+    more = range(len(saved), count)
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([word for word, _ in saved] + [f"[PAD{number}]" for number in more])
+    writer.add_token_scores([score for _, score in saved] + [-10000.0 for _ in more])
+    writer.add_token_types([3, 3, 3, 2, *([1] * (len(saved) - 4)), *(5 for _ in more)])
+    writer.add_precompiled_charsmap(charsmap(REPLACED))
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    for role, number in (("bos", 0), ("eos", 2), ("unk", 3), ("sep", 2), ("pad", 1)):
+        getattr(writer, f"add_{role}_token_id")(number)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
 
 
 def with_modules(target: Path, source: Path, tokenizer: tokenizers.Tokenizer, pooling: str | None) -> Path:
@@ -130,3 +209,28 @@ def bert_file(pooling: int | None = 2, kind: str = "F32", lowers: bool = True, s
             writer.add_bool("tokenizer.ggml.normalizer.lowercase", lowers)
 
     return write(path, "bert", load_file(folder / "model.safetensors"), tell, kind)
+
+
+# Rows of the positions of RoBERTa and XLM-R before a text's first one, which converters cut off.
+_CUT = 2
+
+
+@functools.cache
+def xlm_roberta_file(labels: int = 0) -> Path:
+    """The XLM-R of `encoder_folder`, or one that classifies or ranks."""
+    folder = encoder_folder("xlm-roberta", labels)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("position_embeddings.weight"))
+    tensors[name] = tensors[name][_CUT:]
+
+    def tell(writer: gguf.GGUFWriter) -> None:
+        config = config_of(folder)
+        describe(writer, config, None if labels else 2, _CUT)
+        add_unigrams(writer, unigrams())
+        writer.add_token_type_count(1)
+        if labels:
+            writer.add_classifier_output_labels(
+                list(config["id2label"].values()) if "id2label" in config else ["LABEL_0"]
+            )
+
+    return write(temporary_root() / f"xlm-roberta-{labels}.gguf", "bert", tensors, tell, "F32")
