@@ -4,8 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import LAYER_NAME, Architecture
-from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.gguf_file import GgufFile, shown
+
+# No model has sizes near this.
+_MOST = 2**31
+
+
+def size_of(metadata: Mapping[str, Any], prefix: str, key: str) -> int:
+    """A size that a file must tell below its architecture's name. Raises UnsupportedModel naming the key."""
+    value = metadata.get(f"{prefix}{key}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST:
+        raise UnsupportedModel(f"{prefix}{key} must be a whole number above zero in a GGUF file, got {shown(value)}")
+    return value
 
 
 def _nothing(file: GgufFile, prefix: str) -> dict[str, Any]:
@@ -17,13 +29,14 @@ def _nothing(file: GgufFile, prefix: str) -> dict[str, Any]:
 class EncoderArchitecture(Architecture):
     """One of llama.cpp's architectures of encoders, by names of tensors that its family has in folders.
 
-    `layers` is what a layer's tensors begin with, and `whole` names those that are of no layer. `keys` is metadata that
-    becomes a field of config.json, besides the sizes that all have, and `switches` metadata with the values that are
-    served; what a file says beyond these is refused. `more` makes further fields of a file.
+    `layers` is what a layer's tensors begin with, and `whole` names those that are of no layer. `also` is metadata that
+    `more` makes fields of config.json of, besides the sizes that all have, and `switches` metadata with the values that
+    are served; what a file says beyond these is refused.
     """
 
     layers: str = "encoder.layer.{}."
     whole: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
     more: Callable[[GgufFile, str], dict[str, Any]] = _nothing
 
     def name_of(self, name: str) -> str:

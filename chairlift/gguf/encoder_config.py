@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.gguf.encoder_architecture import EncoderArchitecture
+from chairlift.gguf.encoder_architecture import EncoderArchitecture, size_of
 from chairlift.gguf.encoder_architectures import HEAD, PROJECTOR
 from chairlift.gguf.gguf_file import GgufFile, shown
 
@@ -31,8 +31,8 @@ _SWITCHES: dict[str, Any] = {
 _OF_NO_MATTER = (_POOLING, "normalize_embeddings")
 _TYPES, _NUM_TYPES = "token_types.weight", "tokenizer.ggml.token_type_count"
 _RANK = 4
-# No model has sizes, or labels, near these.
-_MOST, _MOST_LABELS = 2**31, 2**16
+# No model has as many.
+_MOST_LABELS = 2**16
 
 
 def encoder_config(file: GgufFile, known: EncoderArchitecture) -> dict[str, Any]:
@@ -42,16 +42,17 @@ def encoder_config(file: GgufFile, known: EncoderArchitecture) -> dict[str, Any]
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise UnsupportedModel(f"tensor 'token_embd.weight' is missing in {file.path.name}")
-    sizes = {name: _size(told, prefix, key) for key, name in _SIZES.items()}
+    sizes = {name: size_of(file.metadata, prefix, key) for key, name in _SIZES.items()}
     heads = sizes["num_attention_heads"]
     head_dim = sizes["hidden_size"] // heads
     switches = _SWITCHES | dict(known.switches)
     switches |= {"attention.head_count_kv": heads, "vocab_size": embeddings.shape[0]}
     switches |= dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), head_dim)
+    served = {*_SIZES, *known.also, _EPS, _LABELS, *_OF_NO_MATTER}
     for key, value in told.items():
         if key in switches and value == switches[key] and type(value) in (bool, int, float, str):
             continue
-        if key not in (*_SIZES, *known.keys, _EPS, _LABELS, *_OF_NO_MATTER):
+        if key not in served:
             raise UnsupportedModel(f"{prefix}{key} = {shown(value)} in a GGUF file: nothing here computes that")
     return {
         "model_type": known.model_type,
@@ -64,13 +65,6 @@ def encoder_config(file: GgufFile, known: EncoderArchitecture) -> dict[str, Any]
         **known.more(file, prefix),
         **_head(file, told, prefix),
     }
-
-
-def _size(told: Mapping[str, Any], prefix: str, key: str) -> int:
-    value = told.get(key)
-    if type(value) is not int or not 0 < value < _MOST:
-        raise UnsupportedModel(f"{prefix}{key} must be a whole number above zero in a GGUF file, got {shown(value)}")
-    return value
 
 
 def _eps(told: Mapping[str, Any], prefix: str) -> float:

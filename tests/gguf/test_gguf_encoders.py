@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.encoder_factory import encoder_folder
-from support.gguf_encoders import TEXTS, bert_file, unigrams, with_modules, word_pieces, xlm_roberta_file
+from support.gguf_encoders import (
+    TEXTS,
+    bert_file,
+    nomic_experts_file,
+    nomic_experts_folder,
+    nomic_file,
+    unigrams,
+    with_modules,
+    word_pieces,
+    xlm_roberta_file,
+)
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.kind import is_encoder
@@ -80,6 +90,16 @@ def assert_same_logits(found: Path, wanted: Path, task: str) -> None:
     assert [each.token_ids for each in texts[0]] == [each.token_ids for each in texts[1]]
     logits = [np.stack(runner.run(each)) for runner, each in zip(runners, texts, strict=True)]  # type: ignore[arg-type]
     np.testing.assert_allclose(*logits, atol=1e-5)
+
+
+def test_a_nomic_is_that_of_its_folder(tmp_path: Path) -> None:
+    folder = with_modules(tmp_path / "plain", encoder_folder("nomic_bert"), word_pieces(), "mean")
+    assert_same(nomic_file(), folder)
+
+
+def test_a_nomic_with_experts_is_that_of_its_folder(tmp_path: Path) -> None:
+    folder = with_modules(tmp_path / "plain", nomic_experts_folder(), unigrams(), "mean")
+    assert_same(nomic_experts_file(), folder)
 
 
 @pytest.mark.parametrize(

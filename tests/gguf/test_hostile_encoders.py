@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.gguf_encoders import REPLACED, bert_file, xlm_roberta_file
+from support.gguf_encoders import REPLACED, bert_file, nomic_experts_file, nomic_file, xlm_roberta_file
 from support.gguf_lies import FEW, MANY, SAID, mangled
 from tokenizers import Tokenizer
 
@@ -21,7 +21,12 @@ from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.gguf.side_folder import folder_of
 from chairlift.runners.encoder.config import read_encoder_config
 
-FILES: dict[str, Callable[[], Path]] = {"bert": bert_file, "xlm_roberta": lambda: xlm_roberta_file(3)}
+FILES: dict[str, Callable[[], Path]] = {
+    "bert": bert_file,
+    "xlm_roberta": lambda: xlm_roberta_file(3),
+    "nomic": nomic_file,
+    "nomic_experts": nomic_experts_file,
+}
 
 
 def read_whole(path: Path) -> None:
@@ -84,7 +89,7 @@ def test_whatever_a_key_of_an_encoder_says_is_read_or_refused(
     refused = refusals(path, cases, monkeypatch, tmp_path)
     assert len(refused) > len(cases) / 3
     # By the name of the key, or of sizes that do not fit each other.
-    names = (f"{told['general.architecture']}.", "tokenizer.ggml.", "hidden_size (")
+    names = (f"{told['general.architecture']}.", "tokenizer.ggml.", "hidden_size (", "moe_top_k (")
     assert not [each for each in refused if not any(name in each for name in names)]
 
 

@@ -11,7 +11,8 @@ import gguf
 import tokenizers
 import torch
 from safetensors.torch import load_file
-from support.encoder_factory import encoder_folder, sentence_folder
+from support.defined_encoders import NomicExperts
+from support.encoder_factory import encoder_folder, published_folder, sentence_folder
 from support.gguf_files import add
 from support.model_factory import temporary_root
 
@@ -179,7 +180,7 @@ def write(
         if new is not None:
             add(writer, new, tensor.float().numpy(), kind if tensor.ndim == 2 else "F32")
         else:
-            assert "pooler" in own, own
+            assert "pooler" in own or own.endswith("experts.bias"), own
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -234,3 +235,60 @@ def xlm_roberta_file(labels: int = 0) -> Path:
             )
 
     return write(temporary_root() / f"xlm-roberta-{labels}.gguf", "bert", tensors, tell, "F32")
+
+
+@functools.cache
+def nomic_file() -> Path:
+    """The Nomic of `encoder_folder`, as its authors name its tensors."""
+    folder = encoder_folder("nomic_bert")
+
+    def tell(writer: gguf.GGUFWriter) -> None:
+        config = config_of(folder)
+        describe(writer, config, 1)
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+        add_word_pieces(writer, word_pieces())
+
+    tensors = load_file(published_folder(temporary_root() / "nomic-published", folder) / "model.safetensors")
+    return write(temporary_root() / "nomic.gguf", "nomic-bert", tensors, tell, "F32")
+
+
+def nomic_experts_folder() -> Path:
+    """A Nomic with experts that add nothing behind them, as no file has that."""
+    target = temporary_root() / "nomic-experts"
+    if not target.exists():
+        defined = NomicExperts(4)
+        for name in [name for name in defined.tensors if name.endswith("experts.bias")]:
+            defined.tensors[name].zero_()
+        defined.folder(target)
+    return target
+
+
+@functools.cache
+def nomic_experts_file() -> Path:
+    """The same as a file."""
+    folder, path = nomic_experts_folder(), temporary_root() / "nomic-experts.gguf"
+    config, tensors = config_of(folder), load_file(folder / "model.safetensors")
+    shape = config["num_experts"], config["n_inner"], config["n_embd"]
+    for name in [name for name in tensors if ".experts." in name]:
+        tensor = tensors.pop(name)
+        if name.endswith("w1"):
+            tensors[f"{name}.weight"] = tensor.view(shape)
+        elif name.endswith("w2"):
+            tensors[f"{name}.weight"] = tensor.view(shape).transpose(1, 2)
+
+    def tell(writer: gguf.GGUFWriter) -> None:
+        sizes = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "intermediate_size": "n_inner"}
+        sizes |= {
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "layer_norm_eps": "layer_norm_epsilon",
+        }
+        describe(writer, {name: config[own] for name, own in sizes.items()}, 1)
+        writer.add_rope_freq_base(config["rotary_emb_base"])
+        writer.add_moe_every_n_layers(config["moe_every_n_layers"])
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["moe_top_k"])
+        add_unigrams(writer, unigrams())
+        writer.add_token_type_count(config["type_vocab_size"])
+
+    return write(path, "nomic-bert-moe", tensors, tell, "F32")
