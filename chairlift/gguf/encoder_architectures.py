@@ -7,6 +7,8 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.encoder_architecture import EncoderArchitecture, size_of
 from chairlift.gguf.gguf_file import GgufFile, shown
 
+# What older files of Jina's have of the first projection by itself: what is activated.
+GATE = "mlp.gated_layers_w"
 HEAD, PROJECTOR = "cls", "cls.output"
 _NORMS = {"attn_output_norm": "attention.output.LayerNorm", "layer_output_norm": "output.LayerNorm"}
 _BERT_ATTENTION = {
@@ -80,5 +82,24 @@ ENCODERS: dict[str, EncoderArchitecture] = {
         whole=_NOMIC_EMBEDDINGS,
         also=(_BASE, _EVERY, "expert_count", "expert_used_count"),
         more=_experts,
+    ),
+    "jina-bert-v2": EncoderArchitecture(
+        "bert",
+        names=_BERT_ATTENTION
+        | {
+            "attn_output_norm": "attention.output.LayerNorm",
+            "layer_output_norm": "mlp.layernorm",
+            "ffn_gate": GATE,
+            "ffn_up": "mlp.gated_layers",
+            "ffn_down": "mlp.wo",
+        },
+        whole=_EMBEDDINGS,
+        fields={
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu",
+            "hidden_act": "gelu",
+        },
+        # How steep slopes are; files leave it out.
+        switches={"attention.max_alibi_bias": 8},
     ),
 }

@@ -66,7 +66,11 @@ class GgufTensors:
         # Of a layer what is in two tensors.
         self._halves = dict(self._pairs())
         # Of an encoder what is otherwise in folders.
-        self._made = made_tensors(self._places, self._read) if isinstance(self._known, EncoderArchitecture) else {}
+        is_encoder = isinstance(self._known, EncoderArchitecture)
+        self._made = made_tensors(self._places, self._read) if is_encoder else {}
+        # Of an encoder names that are none of its parts' are taken for those of a head, and left.
+        if is_encoder and (unknown := [*self.unknown(), *(name for name in FACTORS if name in file.tensors)]):
+            raise UnsupportedModel(f"tensor {unknown[0]!r} of {path.name} is none that such encoders have here")
 
     def keys(self) -> list[str]:
         """The names of all tensors."""

@@ -9,6 +9,8 @@ from support.encoder_factory import encoder_folder
 from support.gguf_encoders import (
     TEXTS,
     bert_file,
+    jina_file,
+    jina_folder,
     nomic_experts_file,
     nomic_experts_folder,
     nomic_file,
@@ -102,6 +104,11 @@ def test_a_nomic_with_experts_is_that_of_its_folder(tmp_path: Path) -> None:
     assert_same(nomic_experts_file(), folder)
 
 
+@pytest.mark.parametrize("in_two", [False, True])
+def test_a_jina_is_that_of_its_folder(in_two: bool, tmp_path: Path) -> None:
+    assert_same(jina_file(in_two), with_modules(tmp_path / "plain", jina_folder(), word_pieces(), "mean"))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -125,3 +132,13 @@ def test_what_is_not_computed_is_refused_by_its_key(
     with pytest.raises(UnsupportedModel) as refused:
         folder_of(bert_file())
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "blk.1.attn_qkv.weight", "rope_freqs.weight"])
+def test_a_tensor_that_is_not_computed_is_refused_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Jina's later ones, whose queries and keys are normed."""
+    folder, file = folder_of(bert_file()), GgufFile(bert_file())
+    file.tensors[name] = file.tensors["token_types.weight"]
+    monkeypatch.setattr("chairlift.gguf.gguf_tensors.GgufFile", lambda *given, **named: file)
+    with pytest.raises(UnsupportedModel, match=f"tensor '{name}' of model.gguf is none that such encoders have here"):
+        EncoderRunner(str(folder), dtype="float32").load()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.gguf_encoders import REPLACED, bert_file, nomic_experts_file, nomic_file, xlm_roberta_file
+from support.gguf_encoders import REPLACED, bert_file, jina_file, nomic_experts_file, nomic_file, xlm_roberta_file
 from support.gguf_lies import FEW, MANY, SAID, mangled
 from tokenizers import Tokenizer
 
@@ -26,6 +26,8 @@ FILES: dict[str, Callable[[], Path]] = {
     "xlm_roberta": lambda: xlm_roberta_file(3),
     "nomic": nomic_file,
     "nomic_experts": nomic_experts_file,
+    "jina": jina_file,
+    "jina_in_two": lambda: jina_file(True),
 }
 
 

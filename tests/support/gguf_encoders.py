@@ -11,7 +11,7 @@ import gguf
 import tokenizers
 import torch
 from safetensors.torch import load_file
-from support.defined_encoders import NomicExperts
+from support.defined_encoders import JinaBert, NomicExperts
 from support.encoder_factory import encoder_folder, published_folder, sentence_folder
 from support.gguf_files import add
 from support.model_factory import temporary_root
@@ -292,3 +292,28 @@ def nomic_experts_file() -> Path:
         writer.add_token_type_count(config["type_vocab_size"])
 
     return write(path, "nomic-bert-moe", tensors, tell, "F32")
+
+
+@functools.cache
+def jina_folder() -> Path:
+    """One of Jina's BERTs, with slopes."""
+    target = temporary_root() / "jina"
+    return target if target.exists() else JinaBert(4).folder(target)
+
+
+@functools.cache
+def jina_file(in_two: bool = False) -> Path:
+    """The same as a file; in older ones the first projection of a layer is `in_two` tensors."""
+    folder = jina_folder()
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "gated_layers" in name and in_two]:
+        gate, up = tensors.pop(name).chunk(2)
+        tensors |= {
+            name.replace("layers.weight", f"layers_{part}.weight"): each for part, each in (("w", gate), ("v", up))
+        }
+
+    def tell(writer: gguf.GGUFWriter) -> None:
+        describe(writer, config_of(folder), 1)
+        add_word_pieces(writer, word_pieces())
+
+    return write(temporary_root() / f"jina-{in_two}.gguf", "jina-bert-v2", tensors, tell, "F32")
