@@ -31,12 +31,14 @@ class EncoderArchitecture(Architecture):
 
     `layers` is what a layer's tensors begin with, and `whole` names those that are of no layer. `also` is metadata that
     `more` makes fields of config.json of, besides the sizes that all have, and `switches` metadata with the values that
-    are served; what a file says beyond these is refused.
+    are served; what a file says beyond these is refused. `head` are the tensors that a file must have of a
+    model that ranks or classifies, if such is served.
     """
 
     layers: str = "encoder.layer.{}."
     whole: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
     more: Callable[[GgufFile, str], dict[str, Any]] = _nothing
 
     def name_of(self, name: str) -> str:

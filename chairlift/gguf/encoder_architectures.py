@@ -23,15 +23,23 @@ _EMBEDDINGS = {
     "token_embd_norm": "embeddings.LayerNorm",
 }
 
-_BASE = "rope.freq_base"
+_BASE, _WINDOW_BASE, _EVERY = "rope.freq_base", "rope.freq_base_swa", "moe_every_n_layers"
+_WINDOW, _PATTERN, _ACTIVATION = "attention.sliding_window", "attention.sliding_window_pattern", "hidden_activation"
+_EPS, RMS_EPS = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+HEAD_POOLING, _HEAD_POOLINGS, _MOST_LAYERS = "classifier.pooling_type", {1: "mean", 2: "cls"}, 2**12
+_LONGEST_NAME = 64
+
+
+def _positive(file: GgufFile, prefix: str, key: str) -> float:
+    value = file.metadata.get(f"{prefix}{key}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise UnsupportedModel(f"{prefix}{key} must be a number above zero in a GGUF file, got {shown(value)}")
+    return value
 
 
 def _base(file: GgufFile, prefix: str) -> dict[str, Any]:
     """How fast heads are rotated: llama.cpp takes another base than the models where a file does not say."""
-    base = file.metadata.get(f"{prefix}{_BASE}")
-    if not isinstance(base, int | float) or isinstance(base, bool) or not 0 < base < math.inf:
-        raise UnsupportedModel(f"{prefix}{_BASE} must be a number above zero in a GGUF file, got {shown(base)}")
-    return {"rope_theta": base}
+    return {"rope_theta": _positive(file, prefix, _BASE)}
 
 
 def _experts(file: GgufFile, prefix: str) -> dict[str, Any]:
@@ -40,7 +48,38 @@ def _experts(file: GgufFile, prefix: str) -> dict[str, Any]:
     return {ours: size_of(file.metadata, prefix, key) for key, ours in fields.items()} | _base(file, prefix)
 
 
-_EVERY = "moe_every_n_layers"
+def _modern(file: GgufFile, prefix: str) -> dict[str, Any]:
+    """Which layers have windows, how all are rotated, and what a head pools."""
+    told = {key.removeprefix(prefix): value for key, value in file.metadata.items()}
+    pooling, activation = told.get(HEAD_POOLING, 2), told.get(_ACTIVATION, "gelu")
+    if type(pooling) is not int or pooling not in _HEAD_POOLINGS:
+        raise UnsupportedModel(f"{prefix}{HEAD_POOLING} = {shown(pooling)} in a GGUF file: nothing here computes that")
+    if not isinstance(activation, str) or len(activation) > _LONGEST_NAME:
+        raise UnsupportedModel(f"{prefix}{_ACTIVATION} = {shown(activation)} in a GGUF file is no name")
+    eps = told.get(_EPS)
+    if eps is not None and told.get(RMS_EPS, eps) != eps:
+        raise UnsupportedModel(f"{prefix}{RMS_EPS} = {shown(told[RMS_EPS])} in a GGUF file, but {_EPS} is {shown(eps)}")
+    layers = size_of(file.metadata, prefix, "block_count")
+    pattern = told.get(_PATTERN, 3)
+    if not told.get(_WINDOW):
+        pattern = 1
+    if type(pattern) is int and pattern > 0:
+        every = pattern
+        pattern = [layer % every != 0 for layer in range(min(layers, _MOST_LAYERS))]
+    if not isinstance(pattern, list) or len(pattern) != layers or not all(type(each) is bool for each in pattern):
+        raise UnsupportedModel(f"{prefix}{_PATTERN} = {shown(pattern)} in a GGUF file is not for {layers} layers")
+    found = {
+        "hidden_activation": activation,
+        "classifier_pooling": _HEAD_POOLINGS[pooling],
+        "global_rope_theta": _positive(file, prefix, _BASE),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in pattern],
+    }
+    if not any(pattern):
+        return found
+    window = {"local_attention": size_of(file.metadata, prefix, _WINDOW)}
+    return found | window | {"local_rope_theta": _positive(file, prefix, _WINDOW_BASE)}
+
+
 _NOMIC = {
     "attn_qkv": "attn.Wqkv",
     "attn_output": "attn.out_proj",
@@ -64,6 +103,9 @@ ENCODERS: dict[str, EncoderArchitecture] = {
         names=_BERT_ATTENTION | _NORMS | {"ffn_up": "intermediate.dense", "ffn_down": "output.dense"},
         whole=_EMBEDDINGS
         | {"position_embd": "embeddings.position_embeddings", HEAD: "pooler.dense", PROJECTOR: "classifier"},
+        # Of BERT's own head converters leave out the first layer, and by what DistilBERT's activates, which has no
+        # types, nobody says.
+        head=("cls.weight", "cls.output.weight", "token_types.weight"),
         # No file says which activation there is: it is BERT's own, where llama.cpp has what is near it.
         fields={"hidden_act": "gelu"},
     ),
@@ -101,5 +143,29 @@ ENCODERS: dict[str, EncoderArchitecture] = {
         },
         # How steep slopes are; files leave it out.
         switches={"attention.max_alibi_bias": 8},
+    ),
+    "modern-bert": EncoderArchitecture(
+        "modernbert",
+        layers="layers.{}.",
+        names={
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        whole={
+            "token_embd": "embeddings.tok_embeddings",
+            "token_embd_norm": "embeddings.norm",
+            "output_norm": "final_norm",
+            HEAD: "head.dense",
+            "cls.norm": "head.norm",
+            PROJECTOR: "classifier",
+        },
+        switches={"rope.scaling.type": "none"},
+        also=(_BASE, _WINDOW_BASE, _WINDOW, _PATTERN, RMS_EPS, HEAD_POOLING, _ACTIVATION),
+        head=("cls.weight", "cls.norm.weight", "cls.output.weight"),
+        more=_modern,
     ),
 }

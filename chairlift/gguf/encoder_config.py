@@ -6,7 +6,7 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.encoder_architecture import EncoderArchitecture, size_of
-from chairlift.gguf.encoder_architectures import HEAD, PROJECTOR
+from chairlift.gguf.encoder_architectures import HEAD, HEAD_POOLING, PROJECTOR, RMS_EPS
 from chairlift.gguf.gguf_file import GgufFile, shown
 
 _SIZES = {
@@ -17,7 +17,6 @@ _SIZES = {
     "context_length": "max_position_embeddings",
 }
 _EPS, _LABELS, _POOLING = "attention.layer_norm_epsilon", "classifier.output_labels", "pooling_type"
-_HEAD_POOLING = "classifier.pooling_type"
 # That all of a text is seen, and other things that are so anyway, with the one value that they may have.
 _SWITCHES: dict[str, Any] = {
     "attention.causal": False,
@@ -25,7 +24,7 @@ _SWITCHES: dict[str, Any] = {
     "attention.clamp_kqv": 0,
     "expert_count": 0,
     "expert_used_count": 0,
-    _HEAD_POOLING: 2,
+    HEAD_POOLING: 2,
 }
 # What changes no vector: all are normalized, whatever Ollama's files say of that.
 _OF_NO_MATTER = (_POOLING, "normalize_embeddings")
@@ -63,12 +62,13 @@ def encoder_config(file: GgufFile, known: EncoderArchitecture) -> dict[str, Any]
         "type_vocab_size": _num_types(file),
         **known.fields,
         **known.more(file, prefix),
-        **_head(file, told, prefix),
+        **_head(file, known, told, prefix),
     }
 
 
 def _eps(told: Mapping[str, Any], prefix: str) -> float:
-    value = told.get(_EPS)
+    # Of ModernBERT's two names for it files may have the second alone.
+    value = told.get(_EPS, told.get(RMS_EPS))
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise UnsupportedModel(f"{prefix}{_EPS} must be a number above zero in a GGUF file, got {shown(value)}")
     return float(value)
@@ -84,17 +84,16 @@ def _num_types(file: GgufFile) -> int:
     return place.shape[0]
 
 
-def _head(file: GgufFile, told: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _head(file: GgufFile, known: EncoderArchitecture, told: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """What says that a model classifies or ranks: a head, where no vector is asked for."""
     kind, tensors = told.get(_POOLING), file.tensors
     last = tensors.get(f"{PROJECTOR}.weight")
     if kind != _RANK and (kind is not None or not (last or f"{HEAD}.weight" in tensors)):
         return {}
-    # Of BERT's own head converters leave out the first layer, and of DistilBERT's nobody knows what it activates by.
-    if last is None or len(last.shape) != 2 or f"{HEAD}.weight" not in tensors or _TYPES not in tensors:
+    if last is None or len(last.shape) != 2 or not known.head or not tensors.keys() >= set(known.head):
         problem = f"{file.path.name} is of a model that ranks or classifies, but has not all of its head"
-        needed = f"{f'{HEAD}.weight'!r}, {f'{PROJECTOR}.weight'!r} and {_TYPES!r}"
-        raise UnsupportedModel(f"{problem}: it needs {needed}; serve the folder that it was made of")
+        needed = f"it needs {', '.join(map(repr, known.head))}" if known.head else "such are not read"
+        raise UnsupportedModel(f"{problem}: {needed}; serve the folder that it was made of")
     count, labels = last.shape[0], told.get(_LABELS)
     if labels is None:
         labels = [f"LABEL_{index}" for index in range(min(count, _MOST_LABELS))]

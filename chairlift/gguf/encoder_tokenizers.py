@@ -6,7 +6,16 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import shown
 from chairlift.gguf.text_ends import text_ends
-from chairlift.gguf.tokenizer_files import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, added_token, list_of, token_id
+from chairlift.gguf.tokenizer_files import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    added_token,
+    byte_pairs,
+    list_of,
+    token_id,
+)
 from chairlift.gguf.unigrams import unigrams
 from chairlift.gguf.word_pieces import plain_pieces, word_pieces
 
@@ -14,7 +23,9 @@ _MODEL = "model"
 # The keys that name a text's first token, its last one, and the one for what is unknown; and what these are called by
 # the kinds of tokenizers where files don't say.
 _KEYS = ("cls_token_id", "bos_token_id"), ("seperator_token_id", "eos_token_id"), ("unknown_token_id",)
-_NAMED = {"bert": ("[CLS]", "[SEP]", "[UNK]"), "t5": ("<s>", "</s>", "<unk>")}
+_NAMED = {"bert": ("[CLS]", "[SEP]", "[UNK]"), "t5": ("<s>", "</s>", "<unk>"), "gpt2": ("<s>", "</s>", "<unk>")}
+# Those by whose rule texts are cut into words that have one token between the two of a pair.
+_ONE_BETWEEN = ("modern-bert",)
 
 
 def encoder_tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -44,8 +55,8 @@ def encoder_tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str,
         ends = text_ends(tokens, first, last, second=1)
     else:
         _check_ends(told, name)
-        made = unigrams(told, tokens, kinds, unknown, name)
-        ends = text_ends(tokens, first, last, between=2)
+        made = unigrams(told, tokens, kinds, unknown, name) if model == "t5" else byte_pairs(told, tokens, name)
+        ends = text_ends(tokens, first, last, between=1 if told.get("pre") in _ONE_BETWEEN else 2)
     special = {first, last, unknown}
     whole = {
         "version": "1.0",

@@ -49,7 +49,7 @@ _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "gpt-4o"
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "tekken")
 _CHATGLM3 = "chatglm-spm"
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
-_COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo", "mpt", "command-r")
+_COMPOSING = ("qwen2", "deepseek-r1-qwen", "olmo", "mpt", "command-r", "modern-bert")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
 # the others words of a user's, and llama.cpp goes by their texts, too.
 _ENDINGS_OF_TURNS = (
@@ -91,7 +91,7 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
     kinds = _with_special(tokens, kinds, endings)
     model = told.get("model")
     if model == "gpt2":
-        made = _byte_pairs(told, tokens, name)
+        made = byte_pairs(told, tokens, name)
     elif model == "llama":
         made = _sentence_pieces(told, tokens, kinds, name)
     else:
@@ -169,8 +169,8 @@ def _with_special(tokens: Sequence[str], kinds: Sequence[int], endings: Sequence
     return made
 
 
-def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
-    """A tokenizer that merges bytes, in words that its rule makes."""
+def byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
+    """A tokenizer that merges bytes, in words that its rule makes. Raises UnsupportedModel naming the key."""
     rule, merges = told.get("pre"), list_of(told, "merges", str, name)
     if not isinstance(rule, str) or rule not in _RULES:
         raise UnsupportedModel(

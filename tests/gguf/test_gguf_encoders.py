@@ -11,6 +11,8 @@ from support.gguf_encoders import (
     bert_file,
     jina_file,
     jina_folder,
+    modern_file,
+    modern_words,
     nomic_experts_file,
     nomic_experts_folder,
     nomic_file,
@@ -107,6 +109,18 @@ def test_a_nomic_with_experts_is_that_of_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("in_two", [False, True])
 def test_a_jina_is_that_of_its_folder(in_two: bool, tmp_path: Path) -> None:
     assert_same(jina_file(in_two), with_modules(tmp_path / "plain", jina_folder(), word_pieces(), "mean"))
+
+
+@pytest.mark.parametrize("in_list", [False, True])
+def test_a_modern_bert_is_that_of_its_folder(in_list: bool, tmp_path: Path) -> None:
+    folder = with_modules(tmp_path / "plain", encoder_folder("modernbert"), modern_words(), "mean")
+    assert_same(modern_file(in_list=in_list), folder)
+
+
+def test_a_modern_bert_that_ranks_has_the_logits_of_its_folder(tmp_path: Path) -> None:
+    """As gte-reranker-modernbert-base."""
+    folder = with_modules(tmp_path / "plain", encoder_folder("modernbert", 1), modern_words(), None)
+    assert_same_logits(folder_of(modern_file(1)), folder, "rerank")
 
 
 @pytest.mark.parametrize(

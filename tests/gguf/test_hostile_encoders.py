@@ -7,7 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.gguf_encoders import REPLACED, bert_file, jina_file, nomic_experts_file, nomic_file, xlm_roberta_file
+from support.gguf_encoders import (
+    REPLACED,
+    bert_file,
+    jina_file,
+    modern_file,
+    nomic_experts_file,
+    nomic_file,
+    xlm_roberta_file,
+)
 from support.gguf_lies import FEW, MANY, SAID, mangled
 from tokenizers import Tokenizer
 
@@ -27,6 +35,7 @@ FILES: dict[str, Callable[[], Path]] = {
     "nomic": nomic_file,
     "nomic_experts": nomic_experts_file,
     "jina": jina_file,
+    "modern": lambda: modern_file(1),
     "jina_in_two": lambda: jina_file(True),
 }
 
@@ -91,7 +100,7 @@ def test_whatever_a_key_of_an_encoder_says_is_read_or_refused(
     refused = refusals(path, cases, monkeypatch, tmp_path)
     assert len(refused) > len(cases) / 3
     # By the name of the key, or of sizes that do not fit each other.
-    names = (f"{told['general.architecture']}.", "tokenizer.ggml.", "hidden_size (", "moe_top_k (")
+    names = (f"{told['general.architecture']}.", "tokenizer.ggml.", "hidden_size (", "moe_top_k (", "hidden_act ")
     assert not [each for each in refused if not any(name in each for name in names)]
 
 

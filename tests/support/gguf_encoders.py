@@ -317,3 +317,57 @@ def jina_file(in_two: bool = False) -> Path:
         add_word_pieces(writer, word_pieces())
 
     return write(temporary_root() / f"jina-{in_two}.gguf", "jina-bert-v2", tensors, tell, "F32")
+
+
+def modern_words() -> tokenizers.Tokenizer:
+    """A tokenizer as ModernBERT has it, of bytes."""
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+    special = ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *special, "he", "ll", "hell", "\u0120w", "\u00c3\u00a9"]
+    vocab = {word: number for number, word in enumerate(words)}
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("\u0120", "w"), ("\u00c3", "\u00a9")]
+    found = tokenizers.Tokenizer(models.BPE(vocab, merges))
+    found.normalizer = normalizers.NFC()
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    ends = [(word, vocab[word]) for word in special[:2]]
+    found.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ends)
+    found.add_special_tokens(special)
+    return found
+
+
+@functools.cache
+def modern_file(labels: int = 0, in_list: bool = False) -> Path:
+    """The ModernBERT of `encoder_folder`, or one that classifies or ranks; it may list which layers have windows."""
+    folder = encoder_folder("modernbert", labels)
+    config, saved = config_of(folder), json.loads(modern_words().to_str())["model"]
+
+    def tell(writer: gguf.GGUFWriter) -> None:
+        describe(writer, config | {"layer_norm_eps": config["norm_eps"]}, None if labels else 1)
+        writer.add_layer_norm_rms_eps(config["norm_eps"])
+        writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_sliding_window(config["local_attention"])
+        windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(windows if in_list else 3)
+        writer.add_vocab_size(config["vocab_size"])
+        more = range(len(saved["vocab"]), config["vocab_size"])
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("modern-bert")
+        writer.add_token_list([*saved["vocab"], *(f"[PAD{number}]" for number in more)])
+        writer.add_token_types(
+            [3 if word.startswith("[") and len(word) > 1 else 1 for word in saved["vocab"]] + [5 for _ in more]
+        )
+        writer.add_token_merges([" ".join(pair) for pair in saved["merges"]])
+        for role, number in (("bos", 256), ("eos", 257), ("unk", 258), ("sep", 257), ("pad", 259)):
+            getattr(writer, f"add_{role}_token_id")(number)
+        if labels:
+            writer.add_string("modern-bert.hidden_activation", "gelu")
+            writer.add_uint32("modern-bert.classifier.pooling_type", 2)
+
+    path = temporary_root() / f"modern-{labels}-{in_list}.gguf"
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name.replace("classifier.", "classifier.out_proj."): tensor for name, tensor in tensors.items()}
+    return write(path, "modern-bert", tensors, tell, "F32")
