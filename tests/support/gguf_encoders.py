@@ -20,7 +20,15 @@ WORDS = 320
 # Accents, punctuation, Chinese, capitals, what has no token, and nothing.
 TEXTS = (
     *("Hello world, hello Wörlds!", "the CAFÉ's menu -- 42 (forty-two)", "漢字 and 世界", "žluťoučký \U0001f642 kůň"),
-    *("", "  spaces\tand\nlines ", "[SEP] <s> is no end", "unaffable", "x" * 120, "\uff21\uff22 \ufb01ne"),
+    *(
+        "",
+        "  spaces\tand\nlines ",
+        "[SEP] <s> is no end",
+        "unaffable",
+        "x" * 120,
+        "cafe\u0301",
+        "\uff21\uff22 \ufb01ne",
+    ),
 )
 _PIECES = ("hello", "world", "##s", "cafe", "the", "menu", "and", "##aff", "##able", "un", "42", "forty", "two", "漢")
 _SIGNS = (",", "!", "'", "-", "(", ")", "[", "]", "<", ">")
