@@ -11,6 +11,7 @@ from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
 from chairlift.gguf.architectures import ARCHITECTURES, WITH_EXPERTS, WITH_STATES
+from chairlift.gguf.encoder_architectures import ENCODERS as GGUF_ENCODERS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
 # Which models have that `model_type` in their config.json.
@@ -166,7 +167,8 @@ need transformers 5.21 or newer.
 
 ## Models that embed, classify or rerank
 
-In batches of texts of any length without padding; in float32, bfloat16, int8 or int4.
+In batches of texts of any length without padding; in float32, bfloat16, int8 or int4. Also out of **GGUF** files of
+{gguf_encoders} ([formats](guides/serving.md#gguf-files)).
 
 {encoders}
 
@@ -192,6 +194,7 @@ def text() -> str:
     refused = [["models", "why"], *map(list, REFUSED.items())]
     return _TEXT.format(
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
+        gguf_encoders=", ".join(f"`{name}`" for name in GGUF_ENCODERS),
         with_experts=", ".join(f"`{name}`" for name in WITH_EXPERTS),
         with_states=", ".join(f"`{name}`" for name in WITH_STATES),
         decoders=layout(decoders),

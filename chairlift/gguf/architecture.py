@@ -22,7 +22,7 @@ _OF_A_LAYER = {
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
 }
-_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_][a-z0-9_.]*)\.(weight|bias)")
+LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.([a-z_][a-z0-9_.]*)\.(weight|bias)")
 
 
 def as_told(told: Told, prefix: str) -> Told:
@@ -62,7 +62,7 @@ class Architecture:
         whole = _whole(self.family)
         if base in whole:
             return f"{whole[base]}.{part}"
-        found = _LAYER.fullmatch(name)
+        found = LAYER_NAME.fullmatch(name)
         if found is None:
             return name
         number, base, part = found.groups()

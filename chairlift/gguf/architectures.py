@@ -5,6 +5,7 @@ from typing import Any
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import Architecture, Told
+from chairlift.gguf.encoder_architectures import ENCODERS
 from chairlift.gguf.gguf_file import shown
 from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deepseek_of
 from chairlift.gguf.older_architectures import FALCON_TWO_NORMS, OLDER
@@ -217,10 +218,12 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) 
     experts = metadata.get(f"{name}.expert_count") if isinstance(name, str) else None
     if experts is not None and not (isinstance(experts, int) and 0 <= experts <= _MOST_EXPERTS):
         raise UnsupportedModel(f"{name}.expert_count = {shown(experts)}: no more than {_MOST_EXPERTS} experts are read")
+    if isinstance(name, str) and name in ENCODERS:
+        return ENCODERS[name]
     table = WITH_EXPERTS if experts else ARCHITECTURES
     if not isinstance(name, str) or name not in table:
         kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
-        known = ", ".join([*table, *WITH_STATES])
+        known = ", ".join((*table, *WITH_STATES, *ENCODERS))
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
     if table[name] is DEEPSEEK2:
         return deepseek_of(metadata, tensors)

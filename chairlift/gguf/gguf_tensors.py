@@ -11,6 +11,8 @@ from torch import Tensor
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import Architecture
 from chairlift.gguf.architectures import architecture_of
+from chairlift.gguf.encoder_architecture import EncoderArchitecture
+from chairlift.gguf.encoder_tensors import made_tensors
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
 from chairlift.gguf.model_config import FACTORS, same_in_all
 from chairlift.gguf.row_orders import grouped, joined_up, rows_of_parts, unpaired
@@ -66,10 +68,16 @@ class GgufTensors:
                 self._add(name)
         # Of a layer what is in two tensors.
         self._halves = dict(self._pairs())
+        # Of an encoder what is otherwise in folders.
+        is_encoder = isinstance(self._known, EncoderArchitecture)
+        self._made = made_tensors(self._places, self._read) if is_encoder else {}
+        # Of an encoder names that are none of its parts' are taken for those of a head, and left.
+        if is_encoder and (unknown := [*self.unknown(), *(name for name in FACTORS if name in file.tensors)]):
+            raise UnsupportedModel(f"tensor {unknown[0]!r} of {path.name} is none that such encoders have here")
 
     def keys(self) -> list[str]:
         """The names of all tensors."""
-        return [*self._places, *self._halves]
+        return [*self._places, *self._halves, *self._made]
 
     def unknown(self) -> list[str]:
         """Those of names that no folder has anything for."""
@@ -81,6 +89,8 @@ class GgufTensors:
 
     def get_slice(self, name: str) -> _Shape:
         """What has a tensor's shape."""
+        if name in self._made:
+            return _Shape(self._made[name].shape)
         if name in self._halves:
             (_, keys), (_, values) = self._halves[name]
             heads, rank, plain = keys.shape
@@ -90,6 +100,8 @@ class GgufTensors:
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""
+        if name in self._made:
+            return self._made[name].make()
         if name in self._halves:
             keys, values = (self._read(*each) for each in self._halves[name])
             return joined_up(keys, values)

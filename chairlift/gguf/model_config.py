@@ -8,6 +8,8 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size, values_checked
 from chairlift.gguf.architecture import Architecture
 from chairlift.gguf.architectures import WINDOW, architecture_of
+from chairlift.gguf.encoder_architecture import EncoderArchitecture
+from chairlift.gguf.encoder_config import encoder_config
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
 from chairlift.gguf.routed_experts import OPTIONAL
 
@@ -63,6 +65,13 @@ _LARGEST = {"gemma2": 46, "gemma3_text": 62}
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Return a config.json. Raises UnsupportedModel naming the key or tensor at fault."""
     known = architecture_of(file.metadata, file.tensors)
+    if not isinstance(known, EncoderArchitecture):
+        return _decoder_config(file, known)
+    made = encoder_config(file, known)
+    return made | {"torch_dtype": dtype_of(file.tensors["token_embd.weight"], file.tensors.values())}
+
+
+def _decoder_config(file: GgufFile, known: Architecture) -> dict[str, Any]:
     prefix = f"{file.metadata['general.architecture']}."
     told = known.dialect(_told(file, prefix, known.keys), prefix)
     for key, neutral in (_REFUSED | dict(known.switches)).items():

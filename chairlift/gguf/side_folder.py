@@ -14,6 +14,8 @@ from typing import Any
 from chairlift.errors import ConfigError, UnsupportedModel, looking_at
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
 from chairlift.gguf.architectures import WITH_STATES
+from chairlift.gguf.encoder_architectures import ENCODERS
+from chairlift.gguf.encoder_tokenizers import encoder_tokenizer_files
 from chairlift.gguf.gguf_file import GgufFile, parts_of
 from chairlift.gguf.hybrid_config import hybrid_config
 from chairlift.gguf.model_config import config_of
@@ -21,7 +23,7 @@ from chairlift.gguf.pooling_files import MODULES, POOLING, pooling_files
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 6
+_VERSION = 7
 # What is made, beside the link to the weights.
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", MODULES, POOLING)
 
@@ -73,10 +75,10 @@ def _contents(path: Path) -> dict[str, Any]:
     if find_spec("gguf") is None:
         raise UnsupportedModel(f"{path.name} is a GGUF file, which needs: pip install 'chairlift[gguf]'")
     file = GgufFile(path)
-    is_hybrid = file.metadata.get("general.architecture") in WITH_STATES
-    config = hybrid_config(file) if is_hybrid else config_of(file)
-    made = {"config.json": config} | tokenizer_files(file.metadata, path.name)
-    return made | pooling_files(file.metadata)
+    name = file.metadata.get("general.architecture")
+    config, is_encoder = (hybrid_config if name in WITH_STATES else config_of)(file), name in ENCODERS
+    tokenizer = (encoder_tokenizer_files if is_encoder else tokenizer_files)(file.metadata, path.name)
+    return {"config.json": config} | tokenizer | pooling_files(file.metadata, config, is_encoder)
 
 
 def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:

@@ -7,7 +7,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import shown
 from chairlift.gguf.word_rules import WORD_RULES, Json, byte_level, in_turn
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
 # What no vocabulary of scores comes near: characters of a token, which SentencePiece makes of 16, places where all of
 # them are looked at, and pairs that are found so. Gemma's has 1.7 million places and 0.6 million pairs.
@@ -55,7 +55,7 @@ _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken", 
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 _CHATGLM3 = "chatglm-spm"
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
-_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt", "command-r")
+_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt", "command-r", "modern-bert")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
 # the others words of a user's, and llama.cpp goes by their texts, too.
 _ENDINGS_OF_TURNS = (
@@ -86,9 +86,9 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
     `name` is the file's, for errors. Raises UnsupportedModel naming the key at fault.
     """
     told = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    tokens, kinds = _list(told, "tokens", str, name), told.get("token_type")
+    tokens, kinds = list_of(told, "tokens", str, name), told.get("token_type")
     if kinds is None:
-        kinds = [_NORMAL] * len(tokens)
+        kinds = [NORMAL] * len(tokens)
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.token_type of {name} is not as long as its tokens")
     if len(set(tokens)) < len(tokens):
@@ -97,27 +97,27 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
     kinds = _with_special(tokens, kinds, endings)
     model = told.get("model")
     if model == "gpt2":
-        made = _byte_pairs(told, tokens, name)
+        made = byte_pairs(told, tokens, name)
     elif model == "llama":
         made = _sentence_pieces(told, tokens, kinds, name)
     else:
         raise UnsupportedModel(f"tokenizer.ggml.model {shown(model)} of {name} is not read; gpt2 and llama are")
     begins = told.get("add_bos_token", model == "llama" or told.get("pre") in _WITH_BEGINNING)
-    bos = _token(told, "bos_token_id", tokens, name)
+    bos = token_id(told, "bos_token_id", tokens, name)
     strips = _strips(metadata, model)
     whole = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added(number, token, kind == _CONTROL, strips and token not in _KEEP_SPACE)
+            added_token(number, token, kind == CONTROL, strips and token not in _KEEP_SPACE)
             for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED) and token
+            if kind in (CONTROL, USER_DEFINED) and token
         ],
         **made,
         "post_processor": _beginning(tokens[bos], bos) if begins and bos is not None else None,
     }
-    ends = [_token(told, f"{each}_token_id", tokens, name) for each in ("eos", "eot", "eom")]
+    ends = [token_id(told, f"{each}_token_id", tokens, name) for each in ("eos", "eot", "eom")]
     return {
         "tokenizer.json": whole,
         "tokenizer_config.json": _first_and_last(told, tokens, bos, ends[0]) | _templates(metadata),
@@ -168,16 +168,16 @@ def _with_special(tokens: Sequence[str], kinds: Sequence[int], endings: Sequence
     """The types of tokens, with those that no text of a client's may stand for as control tokens."""
     made = list(kinds)
     for number in endings:
-        made[number] = _CONTROL
+        made[number] = CONTROL
     for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-        if kind == _USER_DEFINED and token in _MARKS_OF_TURNS:
-            made[number] = _CONTROL
+        if kind == USER_DEFINED and token in _MARKS_OF_TURNS:
+            made[number] = CONTROL
     return made
 
 
-def _byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
-    """A tokenizer that merges bytes, in words that its rule makes."""
-    rule, merges = told.get("pre"), _list(told, "merges", str, name)
+def byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
+    """A tokenizer that merges bytes, in words that its rule makes. Raises UnsupportedModel naming the key."""
+    rule, merges = told.get("pre"), list_of(told, "merges", str, name)
     if not isinstance(rule, str) or rule not in _RULES:
         raise UnsupportedModel(
             f"tokenizer.ggml.pre {shown(rule)} of {name} is not read, by which texts are cut into words; these are: "
@@ -199,12 +199,12 @@ def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequ
     if told.get("pre") == _CHATGLM3:
         problem = f"tokenizer.ggml.pre {_CHATGLM3!r} of {name} is not read"
         raise UnsupportedModel(f"{problem}: such tokenizers put tokens before each text that no file tells of")
-    scores = _list(told, "scores", float, name)
+    scores = list_of(told, "scores", float, name)
     if len(scores) != len(tokens):
         raise UnsupportedModel(f"tokenizer.ggml.scores of {name} is not as long as its tokens")
     # Of one score the pair of the earlier tokens first, which is what the order of a list of merges means.
     pairs = sorted(_pairs(tokens, [-score for score in scores], kinds, name))
-    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
     begins = told.get("add_space_prefix", True)
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if begins else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -227,7 +227,7 @@ def _pairs(
     pairs: list[tuple[float, int, int]] = []
     num_places = 0
     for number, token in enumerate(tokens):
-        if kinds[number] != _NORMAL:
+        if kinds[number] != NORMAL:
             continue
         if len(token) > _LONGEST:
             problem = f"tokenizer.ggml.tokens of {name} has one of {len(token)} characters"
@@ -257,7 +257,8 @@ def _bpe(
     }
 
 
-def _added(number: int, token: str, special: bool, strips: bool) -> Json:
+def added_token(number: int, token: str, special: bool, strips: bool) -> Json:
+    """A token with a name as tokenizer.json lists it, which may take the white space behind it."""
     sides = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
     return {"id": number, "content": token, **sides, "rstrip": strips, "special": special}
 
@@ -273,7 +274,8 @@ def _beginning(token: str, number: int) -> Json:
     }
 
 
-def _token(told: Mapping[str, Any], key: str, tokens: Sequence[str], name: str) -> int | None:
+def token_id(told: Mapping[str, Any], key: str, tokens: Sequence[str], name: str) -> int | None:
+    """The token that a key names, if it is there. Raises UnsupportedModel naming it for one that is none."""
     number = told.get(key)
     if number is None:
         return None
@@ -282,7 +284,8 @@ def _token(told: Mapping[str, Any], key: str, tokens: Sequence[str], name: str) 
     return number
 
 
-def _list(told: Mapping[str, Any], key: str, kind: type, name: str) -> list[Any]:
+def list_of(told: Mapping[str, Any], key: str, kind: type, name: str) -> list[Any]:
+    """The list of that kind that a key has. Raises UnsupportedModel naming it for anything else."""
     found = told.get(key)
     if not isinstance(found, list) or not all(type(each) is kind for each in found):
         what = "texts" if kind is str else "numbers"

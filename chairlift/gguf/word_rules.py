@@ -49,5 +49,5 @@ WORD_RULES: dict[str, Json] = {
     "deepseek-v3": in_turn(r"\p{N}{1,3}", _HAN_AND_KANA, _WORDS_OF_V3),
     "falcon": {"type": "Sequence", "pretokenizers": _FALCON},
     "bloom": in_turn(rf" ?[^(\s|{_ENDS_OF_BLOOM})]+"),
-    "mpt": byte_level(use_regex=True),
+    **dict.fromkeys(("mpt", "modern-bert", "roberta-bpe"), byte_level(use_regex=True)),
 }

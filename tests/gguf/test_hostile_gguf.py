@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 import random
 import resource
@@ -15,6 +14,7 @@ import pytest
 from support.gguf_changes import LATENT, ROUTED
 from support.gguf_files import add, gguf_file
 from support.gguf_hybrids import WRITTEN, hybrid_file
+from support.gguf_lies import FEW, MANY, SAID, mangled
 from support.gguf_older import OLDER
 
 from chairlift.errors import UnsupportedModel
@@ -30,11 +30,6 @@ from chairlift.gguf.tensor_types import TensorTypes
 from chairlift.gguf.tokenizer_files import tokenizer_files
 from chairlift.runners.decoder.config import parse_config
 
-FEW, MANY = 300, 2000
-# What a key may say, of any kind.
-SAID = (*(-1, 0, 1, 3, 2**31, 2**63), *(True, 0.5, -1e300, math.nan, math.inf), "", "many", [], [4, 4, 4], ["a"])
-SAID += ([2**63] * 1000,)
-
 
 def read_whole(path: Path) -> None:
     """All that is read of a file that is served."""
@@ -48,24 +43,6 @@ def read_whole(path: Path) -> None:
     tensors = HybridTensors(path, str(name)) if name in WITH_STATES else GgufTensors(path)
     for name in tensors.keys():  # noqa: SIM118
         tensors.get_tensor(name)
-
-
-def mangled(rng: random.Random, whole: bytes) -> bytes:
-    data = bytearray(whole)
-    kind = rng.randrange(4)
-    if kind == 0:
-        return bytes(data[: rng.randrange(len(data))])
-    # Most of a file is numbers, which may be any.
-    head = min(len(data), 12_000)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(head - 8)
-        if kind == 1:
-            data[at] = rng.randrange(256)
-        elif kind == 2:
-            data[at : at + 8] = struct.pack("<Q", rng.choice([2**63, 2**64 - 1, 2**40, 2**31, 0, len(data)]))
-        else:
-            del data[at : at + rng.randint(1, 40)]
-    return bytes(data)
 
 
 @pytest.mark.parametrize(
