@@ -16,8 +16,9 @@ _SPACE = {"replacement": "\u2581", "prepend_scheme": "always", "split": True}
 # What no vocabulary comes near: characters of a token and of all together, and bytes of the table of characters.
 _LONGEST, _MOST_CHARS, _MOST_BYTES = 256, 2**23, 2**20
 _CHARSMAP, _PREFIX = "precompiled_charsmap", "add_space_prefix"
-# Places of the table, whose double array has blocks of as many, that are looked at together.
-_BLOCK, _AT_A_TIME = 256, 4096
+# Places of the table, whose double array has blocks of as many, that are looked at together, and how many times.
+# What is replaced has few bytes, each a step; a table that is one long way would be looked at a place at a time.
+_BLOCK, _AT_A_TIME, _MOST_TIMES = 256, 4096, 512
 
 
 def unigrams(
@@ -88,7 +89,9 @@ def _is_whole(data: bytes) -> bool:
     is_seen = np.zeros(len(units), bool)
     # Places whose children are looked for.
     ahead = offsets[:1]
-    while len(ahead):
+    for _ in range(_MOST_TIMES):
+        if not len(ahead):
+            return True
         if (ahead >= len(units)).any():
             return False
         some, ahead = ahead[:_AT_A_TIME], ahead[_AT_A_TIME:]
@@ -105,4 +108,4 @@ def _is_whole(data: bytes) -> bool:
         if any(end > len(texts) or (texts[end : end + 1] and texts[end] & 0xC0 == 0x80) for end in ends):
             return False
         ahead = np.concatenate((ahead, below))
-    return True
+    return False

@@ -10,6 +10,7 @@ import pytest
 from support.gguf_encoders import (
     REPLACED,
     bert_file,
+    charsmap,
     jina_file,
     modern_file,
     nomic_experts_file,
@@ -123,3 +124,11 @@ def test_whatever_a_table_of_characters_holds_is_read_or_refused() -> None:
         Tokenizer.from_str(json.dumps(made["tokenizer.json"])).encode("".join(REPLACED) + "\u00e4\uff22\U0001f642")
     assert count / 8 < len(refused) < count
     assert not [each for each in refused if "precompiled_charsmap of m.gguf is no whole table" not in each]
+
+
+def test_a_table_of_characters_that_is_one_long_way_is_refused() -> None:
+    """Each step of it would be looked at by itself."""
+    metadata, key = GgufFile(xlm_roberta_file()).metadata, "tokenizer.ggml.precompiled_charsmap"
+    encoder_tokenizer_files(metadata | {key: [*charsmap({"a" * 100: "b"})]}, "m.gguf")
+    with pytest.raises(UnsupportedModel, match=r"precompiled_charsmap of m\.gguf is no whole table"):
+        encoder_tokenizer_files(metadata | {key: [*charsmap({"a" * 700: "b"})]}, "m.gguf")
