@@ -105,8 +105,7 @@ def about(found: _LookedUp) -> Rows:
     if isinstance(config, DecoderConfig):
         return _of_sequences(found, config)
     raw = read_model_json(folder)
-    # A head that is the embedding is packed besides.
-    held = _held(found, _embedding(raw), is_copied=_is_tied(raw))
+    held = _held(found, 0 if _is_tied(raw) else _embedding(raw))
     return [
         ("model", f"{config.model_type}: writes texts"),
         ("computed by", "transformers' modules, with our attention and products, if all of them can be taken over"),

@@ -184,6 +184,18 @@ def test_modules_that_compute_the_same_are_ours() -> None:
     assert replaced(make_runner(model_folder("gemma"), ops="native", implementation="transformers"))["RmsNorm"] == 5
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3"])
+def test_a_tied_embedding_lies_in_memory_once(name: str, quantization: str) -> None:
+    settings = {"ops": "native", "dtype": "bfloat16", "quantization": quantization}
+    ours, native = (
+        make_runner(model_folder(name), implementation=kind, **settings) for kind in ("transformers", "auto")
+    )
+    assert replaced(ours)["_HeadEmbedding"] == 1
+    # Norms are held in another type.
+    assert ours.info.weight_bytes == pytest.approx(native.info.weight_bytes, rel=0.05)
+
+
 def test_modules_that_only_look_alike_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 

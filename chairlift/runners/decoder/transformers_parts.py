@@ -38,13 +38,26 @@ def put_in(model: Any, ops: Ops) -> int:
             total += mlp.nbytes
     for _, module in _each(model):
         total += _join(module, _QUERY_KEY_VALUE, ops)
-    head = model.get_output_embeddings()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     for name, module in _each(model):
         packed = None if name.endswith(_LEFT) else _projection_like(module, module is head, ops)
-        if packed is not None:
-            _replace(model, name, packed)
-            total += packed.nbytes
+        if packed is None:
+            continue
+        if isinstance(packed, _PackedHead) and module.weight is getattr(embedding, "weight", None):
+            _share(model, embedding, packed.head)
+        _replace(model, name, packed)
+        total += packed.nbytes
     return total
+
+
+def _share(model: Any, embedding: nn.Embedding, head: Head) -> None:
+    """Have rows of a tied embedding read back out of the head, so that it lies in memory once."""
+    scale = _scale_of(embedding)
+    if scale is None:
+        return
+    for name, module in _each(model):
+        if module is embedding:
+            _replace(model, name, _HeadEmbedding(head, embedding, scale))
 
 
 def _each(model: Any) -> Iterator[tuple[str, Any]]:
@@ -82,13 +95,33 @@ class _PackedHead(nn.Module):
 
     def __init__(self, head: Head, width: int, like: Tensor) -> None:
         super().__init__()
-        self._head, self._width, self.nbytes = head, width, head.nbytes
+        self.head, self._width, self.nbytes = head, width, head.nbytes
         # Some models ask for its type, and nobody for its numbers.
         self.register_buffer("weight", like.new_empty(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] -> [..., V]."""
-        return self._head.logits(_rows(x)).view(*x.shape[:-1], self._width)
+        return self.head.logits(_rows(x)).view(*x.shape[:-1], self._width)
+
+
+class _HeadEmbedding(nn.Module):
+    """The embedding by the head that it is tied to, each row times a scale."""
+
+    def __init__(self, head: Head, own: nn.Embedding, scale: Tensor) -> None:
+        super().__init__()
+        self._head, self._scale = head, None if scale == 1 else scale
+        # Some models ask for these, and for the type of the weight.
+        self.num_embeddings, self.embedding_dim, self.padding_idx = (
+            own.num_embeddings,
+            own.embedding_dim,
+            own.padding_idx,
+        )
+        self.weight = nn.Parameter(own.weight.new_empty(0), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [...] -> [..., H]."""
+        found = self._head.embed(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)
+        return found if self._scale is None else found * self._scale
 
 
 class _Mlp(nn.Module):
@@ -247,6 +280,15 @@ def _join(module: Any, names: tuple[str, ...], ops: Ops) -> int:
     for index, name in enumerate(names):
         setattr(module, name, ProjectionPart(joint, index))
     return joint.linear.nbytes
+
+
+@torch.no_grad()
+def _scale_of(embedding: nn.Embedding) -> Tensor | None:
+    """What an embedding multiplies its rows with, if it does no more than that."""
+    weight = embedding.weight
+    ids = torch.arange(min(_ROWS, len(weight)), device=weight.device)
+    scale = torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(weight.device, weight.dtype)
+    return scale if torch.equal(embedding(ids), nn.functional.embedding(ids, weight) * scale) else None
 
 
 def _projection_like(module: Any, is_head: bool, ops: Ops) -> _PackedLinear | _PackedHead | None:
