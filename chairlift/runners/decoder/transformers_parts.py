@@ -38,26 +38,25 @@ def put_in(model: Any, ops: Ops) -> int:
             total += mlp.nbytes
     for _, module in _each(model):
         total += _join(module, _QUERY_KEY_VALUE, ops)
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
     for name, module in _each(model):
         packed = None if name.endswith(_LEFT) else _projection_like(module, module is head, ops)
         if packed is None:
             continue
-        if isinstance(packed, _PackedHead) and module.weight is getattr(embedding, "weight", None):
-            _share(model, embedding, packed.head)
+        if isinstance(packed, _PackedHead):
+            _share(model, module.weight, packed.head)
         _replace(model, name, packed)
         total += packed.nbytes
     return total
 
 
-def _share(model: Any, embedding: nn.Embedding, head: Head) -> None:
-    """Have rows of a tied embedding read back out of the head, so that it lies in memory once."""
-    scale = _scale_of(embedding)
-    if scale is None:
-        return
+def _share(model: Any, weight: Tensor, head: Head) -> None:
+    """Have rows of embeddings that are tied to the head read back out of it, so that they lie in memory once."""
     for name, module in _each(model):
-        if module is embedding:
-            _replace(model, name, _HeadEmbedding(head, embedding, scale))
+        if isinstance(module, nn.Embedding) and module.weight is weight:
+            scale = _scale_of(module)
+            if scale is not None:
+                _replace(model, name, _HeadEmbedding(head, module, scale))
 
 
 def _each(model: Any) -> Iterator[tuple[str, Any]]:
