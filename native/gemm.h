@@ -362,9 +362,11 @@ template <typename Format> Tiles grouped(const Tiles &tiles, const Weight &weigh
     // Where rows are widened first few are by each thread, so that each part of a panel is widened once, and of many no
     // more at once than come quickly from the farther caches, as every panel needs all of them.
     if constexpr (LANES == 8 && HAS_PARTS<Format>) {
-        constexpr int64_t FEW_BYTES = 512 << 10, MOST_BYTES = 1 << 20;
+        constexpr int64_t FEW_BYTES = 512 << 10, MOST_BYTES = 1 << 20, LEAST = 4;
         const int64_t bytes = tiles.rows * 4 * MicroKernel<Format>::row_words(weight.in_features);
-        const int64_t each = (bytes - 1) / (team.threads * MOST_BYTES) + 1;
+        // Fewer tiles would not make up for what they widen.
+        const int64_t most = std::max<int64_t>(tiles.count / (team.threads * LEAST), 1);
+        const int64_t each = std::min((bytes - 1) / (team.threads * MOST_BYTES) + 1, most);
         if (!tiles.list && (tiles.groups > 1 || each > 1))
             found.groups = bytes <= FEW_BYTES ? 1 : std::min(team.threads * each, tiles.count);
     }
