@@ -11,6 +11,7 @@ from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deep
 from chairlift.gguf.older_architectures import FALCON_TWO_NORMS, OLDER
 from chairlift.gguf.routed_experts import (
     EXPERTS,
+    MOST_EXPERTS,
     OF_SIGMOIDS,
     ROUTED_EXPERTS,
     ROUTED_FIELDS,
@@ -30,8 +31,6 @@ _MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
-# No known model has as many.
-_MOST_EXPERTS = 1024
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
@@ -216,8 +215,8 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) 
     """The architecture that a file's metadata names; of some by its `tensors`, too. Raises UnsupportedModel."""
     name = metadata.get("general.architecture")
     experts = metadata.get(f"{name}.expert_count") if isinstance(name, str) else None
-    if experts is not None and not (isinstance(experts, int) and 0 <= experts <= _MOST_EXPERTS):
-        raise UnsupportedModel(f"{name}.expert_count = {shown(experts)}: no more than {_MOST_EXPERTS} experts are read")
+    if experts is not None and not (isinstance(experts, int) and 0 <= experts <= MOST_EXPERTS):
+        raise UnsupportedModel(f"{name}.expert_count = {shown(experts)}: no more than {MOST_EXPERTS} experts are read")
     if isinstance(name, str) and name in ENCODERS:
         return ENCODERS[name]
     table = WITH_EXPERTS if experts else ARCHITECTURES

@@ -6,6 +6,8 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import Told
 from chairlift.gguf.gguf_file import shown
 
+# No known model has as many.
+MOST_EXPERTS = 1024
 # A tensor holds all experts, each of which has one of its own in a folder: in place of the braces is its number.
 EXPERTS = {
     "ffn_gate_inp": "mlp.gate",

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from chairlift.gguf.routed_experts import MOST_EXPERTS
 from chairlift.gguf.told_settings import ToldSettings
 
 Fields = dict[str, Any]
-_MOST_EXPERTS = 1024
 
 
 def attention_fields(told: ToldSettings) -> Fields:
@@ -38,7 +38,7 @@ def plain_rotation(told: ToldSettings, head_dim: int) -> Fields:
 
 def expert_fields(told: ToldSettings) -> Fields:
     """How many experts there are, how many of them a token goes to, and their width."""
-    count = told.size("expert_count", most=_MOST_EXPERTS)
+    count = told.size("expert_count", most=MOST_EXPERTS)
     return {
         "num_experts": count,
         "num_experts_per_tok": told.size("expert_used_count", most=count),
@@ -48,9 +48,9 @@ def expert_fields(told: ToldSettings) -> Fields:
 
 def optional_experts(told: ToldSettings) -> tuple[int, int]:
     """How many experts there are, if any, and how many of them a token goes to."""
-    count = told.size("expert_count", 0, least=0, most=_MOST_EXPERTS)
+    count = told.size("expert_count", 0, least=0, most=MOST_EXPERTS)
     # Those without experts say of the second what they like.
-    used = told.size("expert_used_count", 1, least=0, most=_MOST_EXPERTS)
+    used = told.size("expert_used_count", 1, least=0, most=MOST_EXPERTS)
     if count > 1 and not 0 < used <= count:
         raise told.wrong("expert_used_count", f"not from 1 to {count}")
     return count, used
