@@ -29,8 +29,8 @@ class SeenRequest(msgspec.Struct, array_like=True, frozen=True):
 
     `cached` of its prompt were found in the prefix cache. Of one that is under way `ended` is None; `answered` is one
     that came to its own end. `most` are the tokens that it may have, if it can end before. One that was `refused` has
-    size 0 where nobody had read its prompt yet. With `hold_updates` nobody reads its tokens as they come. One that was
-    given up at its deadline has a `timeout`, in seconds after it came.
+    size 0 where nobody had read its prompt yet. With `hold_updates` nobody reads its tokens as they come. `timeout` are
+    the seconds after it came that it was given, and one that was given up at its deadline is `late`.
     """
 
     arrival: float
@@ -48,6 +48,7 @@ class SeenRequest(msgspec.Struct, array_like=True, frozen=True):
     refused: bool = False
     hold_updates: bool = False
     timeout: float | None = None
+    late: bool = False
 
 
 class SeenStep(msgspec.Struct, array_like=True, frozen=True):
@@ -243,7 +244,7 @@ def sequence_trace(requests: Sequence[SeenRequest], block_size: int, most: int, 
     ]
     drawn = with_answers(trace, seed)
     for index, each in enumerate(requests):
-        length = max(drawn[index].output_length, each.outputs + (each.timeout is not None), 1)
+        length = max(drawn[index].output_length, each.outputs + each.late, 1)
         length = max(min(length, most - drawn[index].input_length), 1)
         most_tokens = None if each.most is None else max(each.most, length)
         drawn[index] = msgspec.structs.replace(drawn[index], output_length=length, max_tokens=most_tokens)
@@ -252,7 +253,7 @@ def sequence_trace(requests: Sequence[SeenRequest], block_size: int, most: int, 
 
 def _is_whole(request: SeenRequest) -> bool:
     """Whether the answer that is known of a request is all that it was to have."""
-    return request.ended is not None and not request.refused and request.timeout is None
+    return request.ended is not None and not request.refused and not request.late
 
 
 def item_trace(requests: Sequence[SeenRequest], sized: bool) -> list[TraceRequest]:
@@ -266,6 +267,7 @@ def item_trace(requests: Sequence[SeenRequest], sized: bool) -> list[TraceReques
             tenant=str(each.tenant),
             priority=each.priority,
             background=each.background,
+            timeout=each.timeout,
         )
         for each in requests
     ]

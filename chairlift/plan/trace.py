@@ -21,8 +21,8 @@ class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
     Prompts whose `hash_ids` begin alike begin with the same text: `block_size` tokens for each of them. `output_length`
     is how many tokens came, `max_tokens` how many might have come, if that is known. `model` is empty where there is
     only one. A request with `items` is to a model that answers in one call: so many inputs of `input_length` each.
-    `timeout` is in seconds. `priority` 0 is the default, lower is sooner. With `hold_updates` nobody reads the tokens
-    as they come.
+    `timeout` is in seconds; one that was given up at it is `late`, and had more to say than its `output_length`.
+    `priority` 0 is the default, lower is sooner. With `hold_updates` nobody reads the tokens as they come.
     """
 
     arrival: float
@@ -36,6 +36,7 @@ class TraceRequest(msgspec.Struct, kw_only=True, frozen=True):
     priority: int = 0
     background: bool = False
     timeout: float | None = None
+    late: bool = False
     items: int = 0
     shape_key: Hashable = None
     hold_updates: bool = False
@@ -124,14 +125,18 @@ def cut_notes(trace: Sequence[TraceRequest], cut: Sequence[TraceRequest], max_mo
 
 
 def with_answers(trace: Sequence[TraceRequest], seed: int = 0) -> list[TraceRequest]:
-    """Return a trace in which those who were refused, and so have no answer, get the length of somebody else's."""
-    lengths = [request.output_length for request in trace if request.output_length]
+    """Return a trace in which those without an answer of their own get the length of somebody else's.
+
+    These were refused, or given up at their deadline, who get more than they had.
+    """
+    lengths = [request.output_length for request in trace if request.output_length and not request.late]
     rng = random.Random(f"{seed} answers")
 
     def answered(request: TraceRequest) -> TraceRequest:
-        if request.output_length or request.items or not lengths:
+        had = request.output_length
+        if request.items or (had and not request.late) or not (lengths or had):
             return request
-        length = rng.choice(lengths)
+        length = max(rng.choice(lengths) if lengths else 0, had + request.late)
         most = length if request.max_tokens is None else request.max_tokens
         return msgspec.structs.replace(request, output_length=min(length, most))
 

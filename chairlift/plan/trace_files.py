@@ -25,7 +25,8 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A line of JSONL, as Mooncake has it, and more keys of our own; others' keys are passed over.
 
     `timestamp` is in milliseconds. Each of the `hash_ids` stands for so many tokens of the prompt as `block_size` says,
-    and for all before them. A `tenant` is a name that tells nothing of whose it is. `timeout` is in seconds.
+    and for all before them. A `tenant` is a name that tells nothing of whose it is. `timeout` is in seconds, and `late`
+    is one that was given up at it.
     """
 
     timestamp: float
@@ -39,6 +40,7 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int = 0
     background: bool = False
     timeout: float | None = None
+    late: bool = False
     items: int = 0
 
     def request(self) -> TraceRequest:

@@ -97,8 +97,7 @@ class TrafficFigures(msgspec.Struct, kw_only=True):
     """What so many answered requests saw, and the rates a second from the first's arrival to the last's end.
 
     Of a language model `ttft` and `itl` are told and `outputs_per_s` counts tokens, of another model items. `refused`
-    are those that were not answered, given up at their deadline or never let in, which of another model is known of
-    simulations alone.
+    are those that were not answered, given up at their deadline or never let in.
     """
 
     requests: int
@@ -179,8 +178,7 @@ def answer(question: SequenceQuestion | ItemQuestion, is_late: Callable[[], bool
 
 def _counts(request: SeenRequest) -> bool:
     """Whether a request is told of: one that was answered, or a live one that the server had no time for."""
-    refused = request.refused or request.timeout is not None
-    return request.answered or (refused and not request.background)
+    return request.answered or ((request.refused or request.late) and not request.background)
 
 
 class _Twin:

@@ -301,3 +301,13 @@ def test_who_was_refused_gets_somebody_elses_length() -> None:
     found = with_answers(trace, seed=1)
     assert [each.output_length for each in found] == [6, 7] * 5 + [0]
     assert with_answers(trace[:1]) == trace[:1], "there is nobody to ask"
+
+
+def test_who_was_given_up_at_its_deadline_gets_more_than_it_had() -> None:
+    whole = TraceRequest(arrival=0.0, input_length=5, output_length=7)
+    cut = [
+        TraceRequest(arrival=1.0, input_length=5, output_length=had, max_tokens=most, timeout=1.0, late=True)
+        for had, most in ((3, None), (20, None), (6, 6), (0, None))
+    ]
+    assert [each.output_length for each in with_answers([whole, *cut])] == [7, 7, 21, 6, 7]
+    assert [each.output_length for each in with_answers(cut)] == [4, 21, 6, 0], "nobody's answer is whole"

@@ -65,10 +65,13 @@ def test_who_was_refused_comes_with_somebody_elses_lengths() -> None:
 
 def test_who_was_given_up_at_its_deadline_comes_with_it_and_had_more_to_say() -> None:
     done = SeenRequest(0.0, 30, 5, answered=True, scheduled=0.0, first=0.1, ended=0.5, most=50)
-    ran = SeenRequest(1.0, 20, 7, scheduled=1.0, first=1.1, ended=3.0, most=40, timeout=2.0)
-    begun = SeenRequest(2.0, 20, 2, scheduled=2.0, first=2.1, ended=4.0, timeout=2.0)
-    waited = SeenRequest(3.0, 40, 0, ended=3.5, refused=True, timeout=0.5)
-    trace = sequence_trace([done, ran, begun, waited], 16, 4096)
-    assert [each.timeout for each in trace] == [None, 2.0, 2.0, 0.5]
-    assert [each.output_length for each in trace] == [5, 8, 5, 5]
-    assert [each.max_tokens for each in trace] == [50, 40, None, None]
+    ran = SeenRequest(1.0, 20, 7, scheduled=1.0, first=1.1, ended=3.0, most=40, timeout=2.0, late=True)
+    begun = SeenRequest(2.0, 20, 2, scheduled=2.0, first=2.1, ended=4.0, timeout=2.0, late=True)
+    waited = SeenRequest(3.0, 40, 0, ended=3.5, refused=True, timeout=0.5, late=True)
+    in_time = SeenRequest(4.0, 20, 4, answered=True, scheduled=4.0, first=4.1, ended=4.5, timeout=0.75)
+    trace = sequence_trace([done, ran, begun, waited, in_time], 16, 4096)
+    assert [each.timeout for each in trace] == [None, 2.0, 2.0, 0.5, 0.75]
+    lengths = [each.output_length for each in trace]
+    assert (lengths[0], lengths[1], lengths[4]) == (5, 8, 4)
+    assert {lengths[2], lengths[3]} <= {4, 5}
+    assert [each.max_tokens for each in trace] == [50, 40, None, None, None]

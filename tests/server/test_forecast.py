@@ -464,14 +464,16 @@ def test_who_was_given_up_at_its_deadline_is_simulated_with_it() -> None:
         front = past()
         now, log = time.monotonic(), front.service.log
         waited = msgspec.structs.replace(
-            slowest(front), id="x", ended=now, finish_reason="late", total_s=1.5, prefill_s=None, tokens=0
+            slowest(front), id="x", ended=now, finish_reason="late", total_s=1.5, prefill_s=None, tokens=0, timeout=1.5
         )
-        ran = msgspec.structs.replace(waited, id="y", total_s=1.75, queued_s=0.25, prefill_s=0.5, tokens=3)
+        ran = msgspec.structs.replace(
+            waited, id="y", total_s=1.75, queued_s=0.25, prefill_s=0.5, tokens=3, timeout=1.75
+        )
         for each in (waited, ran):
             log.keep(None, each)
         question = past_traffic.lately(past_traffic.past_of(front.service), [])
         assert isinstance(question, SequenceQuestion)
-        late = [each for each in question.requests if each.timeout is not None]
+        late = [each for each in question.requests if each.late]
         assert [(each.timeout, each.outputs, each.refused, each.answered) for each in late] == [
             (1.75, 3, False, False),
             (1.5, 0, True, False),
@@ -509,7 +511,7 @@ def test_it_is_noted_what_was_refused() -> None:
         for _ in range(2):
             assert (await front.complete(max_tokens=7)).status == 429
         noted = front.service.log.refused
-        assert [(each.prompt_tokens > 0, each.max_tokens, each.hold_updates) for each in noted] == [(True, 7, True)] * 2
+        assert [(each.size > 0, each.max_tokens, each.hold_updates) for each in noted] == [(True, 7, True)] * 2
 
     run(go)
 

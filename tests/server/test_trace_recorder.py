@@ -19,9 +19,11 @@ from chairlift.plan.trace_files import read_trace
 from chairlift.server.http.exchange import Terms
 from chairlift.server.http.tenants import Tenant
 from chairlift.server.models import trace_notes
+from chairlift.server.models.request_log import EndedRequest
 from chairlift.server.models.trace_recorder import TraceRecorder
 
 PLAIN = Terms()
+ENDED = EndedRequest(id="a", ended=1.0, finish_reason="length", tokens=4)
 
 
 def sequence(arrival: float, prompt: list[int], **fields: Any) -> Request:
@@ -29,10 +31,10 @@ def sequence(arrival: float, prompt: list[int], **fields: Any) -> Request:
     return Request(id="a", prompt_ids=prompt, params=params, max_tokens=9, arrival=arrival, **fields)
 
 
-def recorded(path: Path, *requests: Request, terms: Terms = PLAIN) -> list[TraceRequest]:
+def recorded(path: Path, *requests: Request, terms: Terms = PLAIN, ended: EndedRequest = ENDED) -> list[TraceRequest]:
     recorder = TraceRecorder(path, 2**20)
     for request in requests:
-        recorder.sequence("m", request, terms, 4)
+        recorder.sequence("m", request, terms, ended)
     recorder.close()
     return read_trace(path)
 
@@ -48,6 +50,15 @@ def test_lengths_times_and_terms_are_kept(tmp_path: Path) -> None:
     assert (later.input_length, len(later.hash_ids), later.background) == (7, 1, False)
     assert first.tenant == later.tenant != ""
     assert b"alice" not in (tmp_path / "r").read_bytes()
+
+
+def test_who_was_given_up_at_its_deadline_is_marked(tmp_path: Path) -> None:
+    late = EndedRequest(id="a", ended=1.0, finish_reason="late", tokens=3)
+    [cut] = recorded(tmp_path / "r", sequence(1.0, [1]), terms=Terms(timeout=0.5), ended=late)
+    assert (cut.late, cut.timeout, cut.output_length) == (True, 0.5, 3)
+    [whole] = recorded(tmp_path / "s", sequence(1.0, [1]), terms=Terms(timeout=0.5))
+    assert (whole.late, whole.timeout, whole.output_length) == (False, 0.5, 4)
+    assert b"late" not in (tmp_path / "s").read_bytes()
 
 
 def test_prompts_that_begin_alike_have_hashes_that_do(tmp_path: Path) -> None:
@@ -88,9 +99,9 @@ def test_a_full_file_gets_no_part_of_a_line_and_the_log_one(tmp_path: Path, capl
     recorder = TraceRecorder(path, 400)
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
-            recorder.sequence("m", sequence(1.0, [1]), Terms(), 4)
+            recorder.sequence("m", sequence(1.0, [1]), Terms(), ENDED)
         recorder.close()
-        recorder.sequence("m", sequence(1.0, [1]), Terms(), 4)
+        recorder.sequence("m", sequence(1.0, [1]), Terms(), ENDED)
     assert 0 < path.stat().st_size <= 400
     assert 1 < len(read_trace(path)) < 50
     assert len(caplog.messages) == 1
@@ -103,7 +114,7 @@ def test_a_disk_that_hangs_does_not_take_the_memory(
     monkeypatch.setattr(trace_notes, "_MOST_WAITING_TOKENS", 100)
     recorder = TraceRecorder(tmp_path / "r", 2**20)
     for _ in range(20):
-        recorder.sequence("m", sequence(1.0, [1] * 30), Terms(), 4)
+        recorder.sequence("m", sequence(1.0, [1] * 30), Terms(), ENDED)
     recorder.close()
     assert (tmp_path / "r").stat().st_size == 0
     assert len(caplog.messages) == 1
@@ -114,7 +125,7 @@ def test_samples_of_one_prompt_are_one_prompt(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(trace_notes, "_MOST_WAITING_TOKENS", 100)
     recorder, prompt = TraceRecorder(tmp_path / "r", 2**20), [1] * 60
     for _ in range(20):
-        recorder.sequence("m", sequence(1.0, prompt), Terms(), 4)
+        recorder.sequence("m", sequence(1.0, prompt), Terms(), ENDED)
     recorder.close()
     assert len((tmp_path / "r").read_text().splitlines()) == 20
 
@@ -125,7 +136,7 @@ def test_a_disk_that_is_full_leaves_whole_lines(
     recorder = TraceRecorder(tmp_path / "r", 2**20)
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:20]))
-    recorder.sequence("m", sequence(1.0, [1]), Terms(), 4)
+    recorder.sequence("m", sequence(1.0, [1]), Terms(), ENDED)
     recorder.close()
     assert (tmp_path / "r").stat().st_size == 0
     assert "No space left" in caplog.text

@@ -62,6 +62,7 @@ class Ticket(asyncio.Future[Answer]):
         super().__init__(loop=loop)
         self.item_id = item.id
         self.arrival = item.arrival
+        self.size = item.size
         self._dispatcher = dispatcher
 
     def cancel(self, msg: Any | None = None) -> bool:

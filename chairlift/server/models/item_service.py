@@ -19,7 +19,7 @@ from chairlift.folders.kind import Task
 from chairlift.runners.items import ItemInfo
 from chairlift.server.http.exchange import Terms
 from chairlift.server.metrics.items import ItemMetrics
-from chairlift.server.models.request_log import EndedRequest, RequestLog, numbered
+from chairlift.server.models.request_log import EndedRequest, RefusedRequest, RequestLog, numbered
 from chairlift.server.models.result_size import size_of
 from chairlift.server.models.settings_history import SettingsHistory
 from chairlift.text.encoding import TextEncoder
@@ -157,8 +157,8 @@ class ItemService:
         tokens = 0 if sizes is None else int(sum(sizes))
         terms = terms.checked(tokens)
         self.check_count(len(payloads))
-        if self.recorders and payloads:
-            size = float(len(payloads)) if sizes is None else sum(sizes)
+        size = float(len(payloads)) if sizes is None else sum(sizes)
+        if payloads:
             for recorder in self.recorders:
                 recorder.items(self.name, len(payloads), size, terms)
         futures: list[asyncio.Future[Answer]] = []
@@ -183,7 +183,7 @@ class ItemService:
                 if first is None and isinstance(future, Ticket):
                     first = future.item_id
         except BaseException as error:
-            self.failed(futures, error, terms)
+            self.failed(futures, error, terms, (len(payloads), size))
             raise
         terms.spend(tokens)
         if first is not None:
@@ -259,6 +259,7 @@ class ItemService:
             mean_batch=slowest.batch_size,
             count=len(answers),
             size=float(len(answers)) if sizes is None else sum(sizes),
+            timeout=terms.timeout,
         )
         self.log.keep(None if tenant is None else tenant.name, ended)
         if self.spans is not None:
@@ -270,9 +271,19 @@ class ItemService:
             return self.dispatcher.limits.default_timeout
         return terms.timeout
 
-    def failed(self, futures: "Sequence[asyncio.Future[Answer]]", error: BaseException, terms: Terms) -> None:
-        """Count a request that failed, and let nothing more come of it."""
+    def failed(
+        self,
+        futures: "Sequence[asyncio.Future[Answer]]",
+        error: BaseException,
+        terms: Terms,
+        asked: tuple[int, float] | None = None,
+    ) -> None:
+        """Count a request that failed, and let nothing more come of it.
+
+        Where not all of its items were let in, `asked` are their number and their size.
+        """
         now = time.monotonic()
+        count, size = asked or (len(futures), sum(each.size for each in futures if isinstance(each, Ticket)))
         ended = EndedRequest(
             id="",
             ended=now,
@@ -280,15 +291,22 @@ class ItemService:
             background=terms.background,
             priority=terms.priority,
             total_s=0.0,
-            count=len(futures),
+            count=count,
+            size=size,
+            timeout=terms.timeout,
         )
         if futures and isinstance(futures[0], Ticket):
             ended.id, ended.total_s = futures[0].item_id, now - futures[0].arrival
+        owner = None if terms.tenant is None else terms.tenant.name
         if self.requests.pop(ended.id, None) is None and isinstance(error, QueueFull):
             # There was no room for it, or for all of its items, so nobody has counted it yet.
-            self.log.arrive(now)
+            if ended.id:
+                self.log.arrive(now)
+            else:
+                about = owner, now, terms.priority, terms.background, max(round(size), 1)
+                self.log.refuse(RefusedRequest(*about, timeout=terms.timeout, items=count))
         if ended.id:
-            self.log.keep(None if terms.tenant is None else terms.tenant.name, ended)
+            self.log.keep(owner, ended)
         if self.spans is not None:
             self.spans.items(self.name, self.task, ended, terms)
         for future in futures:

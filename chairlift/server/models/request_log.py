@@ -66,7 +66,7 @@ class EndedRequest(msgspec.Struct, kw_only=True):
     Seconds, but for `ended`, which is a moment of CLOCK_MONOTONIC; None is not known. `waits` are those before it ran,
     by what the head of the queue waited for. `steps` and `mean_batch` are those from its first token to its last. There
     might have been up to `max_tokens`, if it could end before; with `hold_updates` nobody read them as they came. Of
-    `count` items, of this `size` together, those of the slowest are told.
+    `count` items, of this `size` together, those of the slowest are told. `timeout` is what the request asked for.
     """
 
     id: str
@@ -90,24 +90,30 @@ class EndedRequest(msgspec.Struct, kw_only=True):
     hold_updates: bool = False
     count: int = 1
     size: float | None = None
+    timeout: float | None = None
 
 
 class RefusedRequest(NamedTuple):
-    """A sequence for which there was no room when it came; of its prompt it says nothing if nobody had read that."""
+    """A sequence, or a request for `items`, for which there was no room when it came, or no time.
+
+    `size` counts the prompt's tokens, and is 0 if nobody had read that, or what so many items count in batches.
+    """
 
     owner: str | None
     arrival: float
     priority: int
     background: bool
-    prompt_tokens: int = 0
+    size: int = 0
     max_tokens: int | None = None
     hold_updates: bool = False
+    timeout: float | None = None
+    items: int = 0
 
     @classmethod
-    def of(cls, request: Request, owner: str | None) -> "RefusedRequest":
+    def of(cls, request: Request, owner: str | None, timeout: float | None) -> "RefusedRequest":
         """What is kept of a sequence."""
         about = request.arrival, request.priority, request.background, len(request.prompt_ids)
-        return cls(owner, *about, request.max_tokens if request.may_stop else None, request.hold_updates)
+        return cls(owner, *about, request.max_tokens if request.may_stop else None, request.hold_updates, timeout)
 
 
 class _Ended(dict[str | None, deque[EndedRequest]]):

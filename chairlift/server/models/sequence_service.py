@@ -117,7 +117,7 @@ class SequenceService:
         try:
             self.client.check_load(terms.priority)
         except QueueFull:
-            self.log.refuse(RefusedRequest(terms.owner, time.monotonic(), terms.priority, False))
+            self.log.refuse(RefusedRequest(terms.owner, time.monotonic(), terms.priority, False, timeout=terms.timeout))
             raise
 
     def retune(self, config: SequenceConfig) -> None:
@@ -226,7 +226,7 @@ class SequenceService:
             streams = self.client.submit(*requests, group=group, timeout=terms.timeout)
         except QueueFull:
             for request in requests:
-                self.log.refuse(RefusedRequest.of(request, terms.owner))
+                self.log.refuse(RefusedRequest.of(request, terms.owner, terms.timeout))
                 if at_end is not None:
                     at_end(request, terms, refused_at_once(request))
             raise
@@ -253,7 +253,7 @@ class SequenceService:
 
         def tell(request: Request, terms: Terms, ended: EndedRequest) -> None:
             for recorder in recorders:
-                recorder.sequence(self.name, request, terms, ended.tokens or 0)
+                recorder.sequence(self.name, request, terms, ended)
             if span is not None:
                 span(request, terms, ended)
 
@@ -336,7 +336,7 @@ class Sample:
         self._live = not stream.request.background
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self.owner = terms.owner
+        self.owner, self.timeout = terms.owner, terms.timeout
         # Its request counts among those that the tenant has at once, and until it ends so does each further sequence.
         self._place = terms.tenant if self._live and index else None
         if self._place is not None:
@@ -443,6 +443,7 @@ class Sample:
             preemptions=stream.preemptions,
             max_tokens=request.max_tokens if request.may_stop else None,
             hold_updates=request.hold_updates,
+            timeout=self.timeout,
         )
         if began is not None:
             ended.queued_s = max(began.scheduled - request.arrival, 0.0)

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from chairlift.core.finished import FinishReason
 from chairlift.core.sequences.request import Request
 from chairlift.plan.trace import TOKENS_PER_HASH
 from chairlift.plan.trace_files import MOST_HASHES, TraceLine
 from chairlift.server.http.exchange import Terms
+from chairlift.server.models.request_log import EndedRequest
 
 # What may wait to be taken, in requests and in tokens of their prompts: who takes it must not take the memory.
 _MOST_WAITING, _MOST_WAITING_TOKENS = 2**16, 2**22
@@ -50,17 +52,18 @@ class TraceNotes:
         self._waiting: list[SeenLine] = []
         self._waiting_tokens = 0
 
-    def sequence(self, model: str, request: Request, terms: Terms, num_tokens: int) -> None:
-        """Note a sequence that is over, or was refused, with the tokens that it was given."""
+    def sequence(self, model: str, request: Request, terms: Terms, ended: EndedRequest) -> None:
+        """Note a sequence that is over, or was refused."""
         line = TraceLine(
             timestamp=self._moment(request.arrival),
             input_length=max(len(request.prompt_ids), 1),
-            output_length=num_tokens,
+            output_length=ended.tokens or 0,
             max_tokens=max(request.max_tokens, 1),
             model=model,
             priority=request.priority,
             background=request.background,
             timeout=terms.timeout,
+            late=ended.finish_reason == FinishReason.LATE.value,
         )
         self._note(line, terms, request.prompt_ids if request.use_prefix_cache else (), request.cache_salt)
 

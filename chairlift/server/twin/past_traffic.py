@@ -13,6 +13,7 @@ import msgspec
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients
 from chairlift.core.finished import FinishReason
+from chairlift.core.items.item import Item
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.dispatcher import Dispatcher
 from chairlift.plan.machine_profile import LEAST_SAMPLES, CallSample, SequenceProfile
@@ -212,10 +213,9 @@ def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
         return None
     arrival = each.ended - each.total_s
     held, late = each.hold_updates, each.finish_reason == FinishReason.LATE.value
-    timeout = each.total_s if late else None
     if each.prefill_s is None and (late or each.finish_reason == FinishReason.SHED.value):
         about = tenant, 0, each.priority, each.background, False, None, None, each.ended, each.max_tokens
-        return SeenRequest(arrival, each.prompt_tokens, 0, *about, refused=True, hold_updates=held, timeout=timeout)
+        return SeenRequest(arrival, each.prompt_tokens, 0, *about, True, held, each.timeout, late)
     if each.prefill_s is None:
         return None
     scheduled = arrival + (each.queued_s or 0.0)
@@ -233,13 +233,16 @@ def _seen_sequence(each: EndedRequest, tenant: int) -> SeenRequest | None:
         each.ended,
         each.max_tokens,
         hold_updates=held,
-        timeout=timeout,
+        timeout=each.timeout,
+        late=late,
     )
 
 
 def _seen_items(each: EndedRequest, tenant: int) -> SeenRequest | None:
-    """A request for items that ended; None if it had no answer."""
-    if each.total_s is None or each.run_s is None or each.size is None:
+    """A request for items that ended; None if it had no answer, unless it was refused, or at its deadline."""
+    late, shed = (each.finish_reason == reason.value for reason in (FinishReason.LATE, FinishReason.SHED))
+    answered = each.run_s is not None
+    if each.total_s is None or each.size is None or not (answered or late or shed):
         return None
     return SeenRequest(
         each.ended - each.total_s,
@@ -248,18 +251,21 @@ def _seen_items(each: EndedRequest, tenant: int) -> SeenRequest | None:
         tenant,
         priority=each.priority,
         background=each.background,
-        answered=not each.background,
-        scheduled=each.ended - each.run_s,
-        first=each.ended,
+        answered=answered and not each.background,
+        scheduled=None if each.run_s is None else each.ended - each.run_s,
+        first=each.ended if answered else None,
         ended=each.ended,
+        refused=not answered,
+        timeout=each.timeout,
+        late=late,
     )
 
 
 def _refused(refused: Iterable[RefusedRequest], numbers: _Numbers) -> Iterator[_Kept]:
-    """Those for which there was no room when they came."""
+    """Those for which there was no room, or no time, when they came."""
     for each in refused:
         about = numbers[each.owner], 0, each.priority, each.background, False, None, None, each.arrival, each.max_tokens
-        seen = SeenRequest(each.arrival, each.prompt_tokens, 0, *about, refused=True, hold_updates=each.hold_updates)
+        seen = SeenRequest(each.arrival, each.size, each.items, *about, True, each.hold_updates, each.timeout)
         yield _Kept("", seen)
 
 
@@ -267,12 +273,22 @@ def _live(service: SequenceService | ItemService, numbers: _Numbers) -> Iterator
     """Those that have not ended."""
     if isinstance(service, ItemService):
         for item in islice(service.dispatcher.items_of(None), _MOST_REQUESTS):
-            size = max(round(item.size), 1)
-            yield _Kept(item.id, SeenRequest(item.arrival, size, 1, priority=item.priority, background=item.background))
+            yield _Kept(item.id, _seen_item(item))
         return
     for name, line in service.log.live.items():
         for sample in islice(line.values(), _MOST_REQUESTS):
             yield _Kept(sample.stream.request.id, _seen_live(sample, numbers[name]))
+
+
+def _seen_item(item: Item) -> SeenRequest:
+    return SeenRequest(
+        item.arrival,
+        max(round(item.size), 1),
+        1,
+        priority=item.priority,
+        background=item.background,
+        timeout=None if item.deadline is None else item.deadline - item.arrival,
+    )
 
 
 def _seen_live(sample: Sample, tenant: int) -> SeenRequest:
@@ -289,6 +305,7 @@ def _seen_live(sample: Sample, tenant: int) -> SeenRequest:
         first=began.first_token if began else None,
         most=request.max_tokens,
         hold_updates=request.hold_updates,
+        timeout=sample.timeout,
     )
 
 
