@@ -31,7 +31,7 @@ inline NOINLINE void combine(const SoftmaxState &into, const SoftmaxState &from,
 // A block of rows of a tile that are multiplied at once, and the groups [begin, end) of a KV split that any of them
 // sees.
 struct RowBlock {
-    int first, rows, begin, end, highest_position;
+    int first, rows, begin, end, highest_seen;
 };
 
 // The groups of lanes of one KV split of a tile.
@@ -96,7 +96,7 @@ template <typename T, typename C> struct Attention {
     }
 
     NOINLINE void find_groups(const Tile &tile, int split, KvSplit<C> &kv_split) const {
-        const int first = tile.first_group(split), highest = tile.first_position + tile.num_tokens - 1;
+        const int first = tile.first_group(split), highest = tile.highest_seen;
         const int groups_per_block = lanes.per_block / GROUP;
         kv_split.split = split;
         kv_split.count = tile.end_group(split) - first;
@@ -123,13 +123,18 @@ template <typename T, typename C> struct Attention {
         }
     }
 
+    // The last position that a tile's row sees.
+    int highest_of(const Tile &tile, int row) const {
+        return lanes.highest_seen(tile.first_position + row / tile.num_heads, batch.context_len[tile.seq]);
+    }
+
     NOINLINE void make_row_blocks(const Tile &tile, const KvSplit<C> &kv_split, Work &work) const {
         const int first = tile.first_group(kv_split.split);
         work.num_row_blocks = 0;
         for (int row = 0; row < tile.rows();) {
             const int rows = RowProducts<C>::next_rows(tile.rows() - row);
             const int lowest = lanes.lowest_seen(tile.first_position + row / tile.num_heads);
-            const int highest = tile.first_position + (row + rows - 1) / tile.num_heads;
+            const int highest = highest_of(tile, row + rows - 1);
             const int begin = lanes.of(lowest) / GROUP - first, end = lanes.of(highest) / GROUP + 1 - first;
             work.row_blocks[work.num_row_blocks++] = RowBlock{row, rows, begin > 0 ? begin : 0,
                                                               end < kv_split.count ? end : kv_split.count, highest};
@@ -176,9 +181,9 @@ template <typename T, typename C> struct Attention {
             }
     }
 
-    // Masks the lanes of one group that the token at `position` does not see.
-    void mask(float *scores, int first, int count, int position, int lowest) const {
-        count = count < position - first + 1 ? count : position - first + 1;
+    // Masks the lanes of one group that a token does not see, which sees those from `lowest` to `highest`.
+    void mask(float *scores, int first, int count, int lowest, int highest) const {
+        count = count < highest - first + 1 ? count : highest - first + 1;
         for (int i = 0; i < GROUP; i++)
             if (i >= count || i < lowest - first) scores[i] = -__builtin_inff();
     }
@@ -202,8 +207,9 @@ template <typename T, typename C> struct Attention {
         }
     }
 
-    // The highest score of a row, times the scale, once those that it does not see are masked.
-    NOINLINE float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int head, int position,
+    // The highest score of the row at `position`, times the scale, once those that it does not see, behind `last` or too
+    // far before it, are masked.
+    NOINLINE float masked_max(const KvSplit<C> &now, const RowBlock &row_block, int head, int position, int last,
                               float *scores) const {
         if (heads.cap > 0) press(row_block, scores);
         if (heads.slopes) tilt(now, row_block, heads.slopes[head], position, scores);
@@ -212,8 +218,8 @@ template <typename T, typename C> struct Attention {
         for (int g = row_block.begin; g < row_block.end; g++) {
             float *group = scores + g * GROUP;
             const int first = now.positions[g];
-            if (now.counts[g] < GROUP || first + GROUP - 1 > position || first < lowest)
-                mask(group, first, now.counts[g], position, lowest);
+            if (now.counts[g] < GROUP || first + GROUP - 1 > last || first < lowest)
+                mask(group, first, now.counts[g], lowest, last);
             for (int i = 0; i < GROUP; i += LANES) most = vmax(load(group + i), most);
         }
         const float highest = reduce_max(most) * scale;
@@ -259,7 +265,7 @@ template <typename T, typename C> struct Attention {
             // Each row's highest score is a chain of dependent steps: those of several rows overlap.
             for (int r = row_block.first; r < row_block.first + row_block.rows; r++)
                 state.row_max[r] = masked_max(now, row_block, tile.first_head + r % tile.num_heads,
-                                              tile.first_position + r / tile.num_heads,
+                                              tile.first_position + r / tile.num_heads, highest_of(tile, r),
                                               work.scores + r * SCORE_STRIDE);
             for (int r = row_block.first; r < row_block.first + row_block.rows; r++)
                 softmax(now, row_block, work.scores + r * SCORE_STRIDE, state.row_max[r], state.row_sum[r],
@@ -273,7 +279,7 @@ template <typename T, typename C> struct Attention {
                            bool first) const {
         int counts[KV_SPLIT_GROUPS];
         for (int g = row_block.begin; g < row_block.end; g++) {
-            const int seen = row_block.highest_position - now.positions[g] + 1;
+            const int seen = row_block.highest_seen - now.positions[g] + 1;
             counts[g] = now.counts[g] < seen ? now.counts[g] : seen;
         }
         const Values<C> values{now.values + row_block.begin, counts + row_block.begin,

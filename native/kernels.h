@@ -9,9 +9,9 @@ enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 // Attention heads of one layer. window <= 0 stands for no window, and a cap of 0 for none: else scores, scaled, become
 // cap * tanh(score / cap). Slopes, null or one for each head, are what a score loses for each token between the two. The
-// cache is INT8, or else of the activations' type.
+// cache is INT8, or else of the activations' type. With `both_ways` a token sees as far ahead as back.
 struct Heads {
-    int32_t num_heads, num_kv_heads, head_dim, block_size, window;
+    int32_t num_heads, num_kv_heads, head_dim, block_size, window, both_ways;
     float scale, cap;
     int32_t cache_dtype;
     const float *slopes;

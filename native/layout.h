@@ -22,6 +22,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Heads, head_dim),
     FIELD(Heads, block_size),
     FIELD(Heads, window),
+    FIELD(Heads, both_ways),
     FIELD(Heads, scale),
     FIELD(Heads, cap),
     FIELD(Heads, cache_dtype),

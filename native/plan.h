@@ -25,11 +25,17 @@ struct Lanes {
     int lowest_seen(int position) const {
         return heads.window > 0 && position >= heads.window ? position - heads.window + 1 : 0;
     }
+
+    // The last position that it sees, of a sequence of so many tokens.
+    int highest_seen(int position, int length) const {
+        if (!heads.both_ways) return position;
+        return heads.window > 0 && heads.window < length - position ? position + heads.window - 1 : length - 1;
+    }
 };
 
 struct Tile {
     int seq, kv_head, first_head, num_heads, first_token, num_tokens;
-    int first_position, first_lane, last_lane;
+    int first_position, highest_seen, first_lane, last_lane;
     int rows() const { return num_heads * num_tokens; }
     int first_split() const { return first_lane / KV_SPLIT; }
     int end_split() const { return (last_lane + KV_SPLIT - 1) / KV_SPLIT; }
@@ -113,12 +119,13 @@ struct Plan {
             const int tokens = count - token < most_tokens ? count - token : most_tokens;
             const int position = batch.context_len[seq] - count + token;
             const int first_lane = lanes.of(lanes.lowest_seen(position));
-            const int last_lane = lanes.of(position + tokens - 1) + 1;
+            const int highest = lanes.highest_seen(position + tokens - 1, batch.context_len[seq]);
+            const int last_lane = lanes.of(highest) + 1;
             for (int kv_head = 0; kv_head < heads.num_kv_heads; kv_head++)
                 for (int head = 0; head < groups; head += most_heads) {
                     const int num = groups - head < most_heads ? groups - head : most_heads;
-                    add(Tile{seq, kv_head, kv_head * groups + head, num, start + token, tokens, position, first_lane,
-                             last_lane},
+                    add(Tile{seq, kv_head, kv_head * groups + head, num, start + token, tokens, position, highest,
+                             first_lane, last_lane},
                         count <= most_tokens);
                 }
         }

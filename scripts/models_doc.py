@@ -21,7 +21,7 @@ KNOWN = {
     "ministral": "Ministral 8B",
     "qwen2": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek R1 distilled into Qwen",
     "qwen3": "Qwen 3, Qwen3-Embedding, Qwen3-Reranker",
-    "gemma3_text": "Gemma 3 270M and 1B",
+    "gemma3_text": "Gemma 3 270M and 1B, EmbeddingGemma",
     "gemma2": "Gemma 2",
     "gemma": "Gemma 1, CodeGemma",
     "olmo2": "OLMo 2",
@@ -173,7 +173,8 @@ In batches of texts of any length without padding; in float32, bfloat16, int8 or
 {encoders}
 
 Decoders that are native do the same where [their folder says so](guides/items.md): Qwen3-Embedding, e5-mistral,
-Qwen3-Reranker, zerank-2.
+Qwen3-Reranker, zerank-2. Their tokens see what comes before them, or where config.json says so (`is_causal`, and of
+Gemma 3 `use_bidirectional_attention`) all of a text: EmbeddingGemma, gte-Qwen2.
 
 ONNX files and Python classes are [served too](guides/functions-and-onnx.md), whatever is in them.
 

@@ -119,6 +119,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         tied=True,
         windows=window_but(-1, 6),
         rope=rope_per_type,
+        both_ways="use_bidirectional_attention",
     ),
     "gemma": DecoderFamily(
         dialect=gemma,

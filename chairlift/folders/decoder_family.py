@@ -48,6 +48,7 @@ class DecoderFamily:
     scores. `caps`: the fields with caps of scores and logits, and what it means to leave them out. `sinks`: the files
     have one for each head. `quantized`: the `quant_method` of folders that are packed so. `experts`: how the config
     describes those of layers that have any in place of one MLP. `latent`: keys and values are made of a latent.
+    `both_ways`: the field by which tokens see what follows them, within the half of a window to either side.
     """
 
     qkv_bias: Bias = False
@@ -85,6 +86,7 @@ class DecoderFamily:
     quantized: str | None = None
     experts: ExpertRule | None = None
     latent: bool = False
+    both_ways: str | None = None
 
     @property
     def honoured(self) -> set[str]:
@@ -97,6 +99,8 @@ class DecoderFamily:
         if self.rotated is rotated_but_every_fourth:
             found.add("no_rope_layers")
         found.update(self.caps or ())
+        if self.both_ways is not None:
+            found.add(self.both_ways)
         if self.logit_scale is not None:
             found.add(self.logit_scale[0])
         if not isinstance(self.parallel, bool):

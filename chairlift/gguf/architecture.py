@@ -39,6 +39,7 @@ class Architecture:
     weights of norms. `family` are the family's names of tensors, and `names` those of a layer's tensors that differ, in
     full where a folder's has no ending. `fields` are more of config.json, `present` those of it that say whether layers
     have such a tensor, `absent` those that say whether they have none, and `keys` metadata that becomes such a field.
+    `stages` are tensors of what is behind the model, and the modules of sentence-transformers that they are of.
     `scaling` is what files leave out of YaRN. `switches` is metadata that changes what this architecture computes, with
     the value that is served.
     """
@@ -53,6 +54,7 @@ class Architecture:
     present: Mapping[str, str] = field(default_factory=lambda: {"attn_q.bias": "attention_bias"})
     absent: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    stages: Mapping[str, str] = field(default_factory=dict)
     scaling: Mapping[str, Any] = field(default_factory=dict)
     switches: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,6 +64,8 @@ class Architecture:
         whole = _whole(self.family)
         if base in whole:
             return f"{whole[base]}.{part}"
+        if name in self.stages:
+            return f"{self.stages[name]}.linear.weight"
         found = LAYER_NAME.fullmatch(name)
         if found is None:
             return name

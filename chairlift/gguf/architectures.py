@@ -34,7 +34,7 @@ _MIXTRAL_EXPERTS = {
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
-WINDOW = "attention.sliding_window"
+WINDOW, CAUSAL = "attention.sliding_window", "attention.causal"
 _WINDOW = {WINDOW: "sliding_window"}
 _SECOND = {"post_attention_norm": "post_attention_layernorm"}
 _AFTER = _SECOND | {"post_ffw_norm": "post_feedforward_layernorm"}
@@ -135,6 +135,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         names=_GEMMA_NORMS,
         fields=_GELU | {"sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
         keys=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
+    ),
+    "gemma-embedding": Architecture(
+        "gemma3_text",
+        lift=1.0,
+        names=_GEMMA_NORMS,
+        fields=_GELU
+        | {"sliding_window_pattern": 6, "rope_local_base_freq": 10000.0, "use_bidirectional_attention": True},
+        keys=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
+        stages={"dense_2.weight": "2_Dense", "dense_3.weight": "3_Dense"},
+        switches={CAUSAL: False},
     ),
     "deepseek2": YOUTU,
     "minicpm3": MINICPM3,

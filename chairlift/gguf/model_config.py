@@ -7,7 +7,7 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size, values_checked
 from chairlift.gguf.architecture import Architecture
-from chairlift.gguf.architectures import WINDOW, architecture_of
+from chairlift.gguf.architectures import CAUSAL, WINDOW, architecture_of
 from chairlift.gguf.encoder_architecture import EncoderArchitecture
 from chairlift.gguf.encoder_config import encoder_config
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
@@ -33,7 +33,6 @@ _REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attentio
 _REFUSED = {
     "attention.max_alibi_bias": 0,
     "attention.clamp_kqv": 0,
-    "attention.causal": True,
     "attention.temperature_scale": 0,
     "ssm.conv_kernel": 0,
     "rope.scaling.yarn_log_multiplier": 0,
@@ -77,6 +76,10 @@ def _decoder_config(file: GgufFile, known: Architecture) -> dict[str, Any]:
     for key, neutral in (_REFUSED | dict(known.switches)).items():
         if told.get(key, neutral) != neutral:
             raise _not_computed(prefix, key, told)
+    # Where windows have an end behind a token as well, and where not, programs differ.
+    causal = told.get(CAUSAL, True)
+    if type(causal) is not bool or (not causal and told.get(WINDOW) and CAUSAL not in known.switches):
+        raise _not_computed(prefix, CAUSAL, told)
     _check_experts(told, prefix, {*known.keys, *known.switches})
     for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_") and key not in OPTIONAL)):
         if not told.get(key):
@@ -115,6 +118,7 @@ def _decoder_config(file: GgufFile, known: Architecture) -> dict[str, Any]:
         **_score_scale(known.model_type, found, head_dim),
         **found,
         **_windows(told, prefix, known),
+        **({} if causal or CAUSAL in known.switches else {"is_causal": False}),
         **rotation,
     }
 

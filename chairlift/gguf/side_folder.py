@@ -23,7 +23,7 @@ from chairlift.gguf.pooling_files import MODULES, POOLING, pooling_files
 from chairlift.gguf.tokenizer_files import tokenizer_files
 
 # Changes with what is made of a file, so that it is made anew.
-_VERSION = 7
+_VERSION = 8
 # What is made, beside the link to the weights.
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", MODULES, POOLING)
 
@@ -78,7 +78,7 @@ def _contents(path: Path) -> dict[str, Any]:
     name = file.metadata.get("general.architecture")
     config, is_encoder = (hybrid_config if name in WITH_STATES else config_of)(file), name in ENCODERS
     tokenizer = (encoder_tokenizer_files if is_encoder else tokenizer_files)(file.metadata, path.name)
-    return {"config.json": config} | tokenizer | pooling_files(file.metadata, config, is_encoder)
+    return {"config.json": config} | tokenizer | pooling_files(file, config)
 
 
 def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:
@@ -89,7 +89,9 @@ def _make(folder: Path, files: dict[str, Any], weights: Path) -> None:
         for name, content in files.items():
             (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_text(json.dumps(content), encoding="utf-8")
-        (made / GGUF_WEIGHTS).symlink_to(weights)
+        # Of what is behind pooling, too, in whose folders sentence-transformers looks for it.
+        for name in {"", *(path.split("/")[0] for path in files if path.endswith("_Dense/config.json"))}:
+            (made / name / GGUF_WEIGHTS).symlink_to(weights)
         _put(made, folder, weights)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -114,9 +114,10 @@ class AttentionBatch:
 class HeadShape:
     """Attention heads of one layer.
 
-    `window`: a token sees itself and the window - 1 tokens before it (None: all). `cap`: scores, once scaled, become
-    cap * tanh(score / cap) (None: they stay). `slopes`: what a score loses under each head for each token that the
-    key's is before the query's (None: nothing).
+    `window`: a token sees itself and the window - 1 tokens before it (None: all). With `both_ways` it sees as many
+    behind it, which are in the cache then. `cap`: scores, once scaled, become cap * tanh(score / cap) (None: they
+    stay). `slopes`: what a score loses under each head for each token that the key's is before the query's (None:
+    nothing); not with `both_ways`.
     """
 
     num_heads: int
@@ -126,6 +127,7 @@ class HeadShape:
     window: int | None = None
     cap: float | None = None
     slopes: tuple[float, ...] | None = None
+    both_ways: bool = False
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ class Ops(Protocol):
     def attention(
         self, q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape, sinks: Tensor | None = None
     ) -> Tensor:
-        """Causal (and windowed) attention of every token over its own sequence's cached K and V: [T, Hq * D].
+        """Attention of every token over what it sees (`heads`) of its own sequence's cached K and V: [T, Hq * D].
 
         sinks [Hq] float32: for each head the score of one more key that all tokens see, whose value is zero.
         """

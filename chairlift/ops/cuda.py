@@ -78,7 +78,7 @@ def _together(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadShape
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, group: KeyGroup, heads: HeadShape) -> Tensor:
-    """Causal attention of a group: q [T, Hq, D], k and v [K, Hkv, D] -> [T, Hq, D].
+    """Attention of a group: q [T, Hq, D], k and v [K, Hkv, D] -> [T, Hq, D].
 
     A sequence's tokens are the last of its context (FlashAttention-2, Dao 2023, from its version 2.1 on).
     """
@@ -91,10 +91,11 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, group: KeyGroup, heads: HeadShape) -
         group.max_query_len,
         group.max_context_len,
         0.0,
-        True,
+        not heads.both_ways,
         False,
         scale=heads.scale,
         window_size_left=None if heads.window is None else heads.window - 1,
+        window_size_right=heads.window - 1 if heads.both_ways and heads.window is not None else None,
     )[0]
     return found
 
@@ -113,8 +114,8 @@ def _one_by_one(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadSha
             query,
             k,
             v,
-            None if whole else _mask(count, context, heads.window, q.device),
-            is_causal=whole,
+            None if whole else _mask(count, context, heads, q.device),
+            is_causal=whole and not heads.both_ways,
             scale=heads.scale,
             enable_gqa=heads.num_heads > heads.num_kv_heads,
         )
@@ -122,9 +123,9 @@ def _one_by_one(q: Tensor, cache: KVCache, batch: AttentionBatch, heads: HeadSha
     return out
 
 
-def _mask(count: int, context: int, window: int | None, device: torch.device) -> Tensor:
+def _mask(count: int, context: int, heads: HeadShape, device: torch.device) -> Tensor:
     """Which of a sequence's tokens its last ones see: [count, context]."""
     query = torch.arange(context - count, context, device=device).unsqueeze(1)
     key = torch.arange(context, device=device)
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    seen = (key <= query) | heads.both_ways
+    return seen if heads.window is None else seen & (key > query - heads.window) & (key < query + heads.window)

@@ -40,7 +40,7 @@ class HeadsStruct(ctypes.Structure):
     """Attention heads of one layer."""
 
     _fields_ = [
-        *[(name, INT32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")],
+        *[(name, INT32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window", "both_ways")],
         ("scale", FLOAT),
         ("cap", FLOAT),
         ("cache_dtype", INT32),

@@ -10,4 +10,4 @@ def heads_struct(heads: HeadShape, k: Tensor) -> HeadsStruct:
     """Return the C structure of `heads` over the cache `k`. It keeps what it points to."""
     sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim, k.shape[3], heads.window or 0)
     slopes = None if heads.slopes is None else (FLOAT * heads.num_heads)(*heads.slopes)
-    return HeadsStruct(*sizes, heads.scale, heads.cap or 0.0, DTYPES[k.dtype], slopes)
+    return HeadsStruct(*sizes, heads.both_ways, heads.scale, heads.cap or 0.0, DTYPES[k.dtype], slopes)

@@ -323,8 +323,8 @@ def _attend_rows(q: Tensor, query: Tensor, k: Tensor, v: Tensor, heads: HeadShap
     shape = (heads.num_kv_heads, -1, 1, 1)
     key = torch.arange(len(k), device=q.device)
     scores = _scaled(torch.einsum("qhgd,khd->hgqk", grouped, k), heads, query - key, shape)
-    hidden = key > query
+    hidden = (key > query) & (not heads.both_ways)
     if heads.window is not None:
-        hidden |= key <= query - heads.window
+        hidden |= (key <= query - heads.window) | (key >= query + heads.window)
     weights = _softmax(scores.masked_fill_(hidden, float("-inf")), sinks, shape)
     return torch.einsum("hgqk,khd->qhgd", weights, v).reshape(len(q), -1).to(q.dtype)

@@ -52,6 +52,7 @@ def read_whole(path: Path) -> None:
         ("qwen2_moe", "Q4_0"),
         ("deepseek_v3", "F32"),
         ("falcon_two_norms", "Q4_0"),
+        ("gemma_embedding", "F32"),
     ],
 )
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -122,7 +123,7 @@ def try_mangled(whole: bytes, count: int, path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
-@pytest.mark.parametrize("name", ["glm_joint", "olmo", "minicpm", *LATENT, *ROUTED, *OLDER])
+@pytest.mark.parametrize("name", ["glm_joint", "olmo", "minicpm", "gemma_embedding", *LATENT, *ROUTED, *OLDER])
 def test_whatever_a_key_says_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = gguf_file(name)
     file, types = GgufFile(path), TensorTypes()

@@ -65,9 +65,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {"num_key_value_heads": 2, "head_dim": 32}),
+    # As embeddinggemma-300m, whose window of 512 is 256 tokens to either side.
+    "embeddinggemma": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 40,
+            "use_bidirectional_attention": True,
+        },
+    ),
+    "llama_both_ways": ("llama", {"num_key_value_heads": 2, "is_causal": False}),
+    "mistral_both_ways": ("mistral", {"num_key_value_heads": 1, "sliding_window": 20, "is_causal": False}),
 }
 # Decoders, of which transformers leaves the head away here: their names have no prefix.
 DECODERS = ("llama", "mistral_window", "qwen2", "qwen3")
+# And those whose tokens see what follows them, too.
+BOTH_WAYS = ("embeddinggemma", "llama_both_ways", "mistral_both_ways")
 LENGTHS = (100, 1, 2, 300, 15, 16, 17, 40)
 
 # Of encoders that came with code of their own: its prefix of tensors, and its config.json's names of fields, further

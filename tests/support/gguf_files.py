@@ -108,6 +108,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # As embeddinggemma-300m: windows of both sides, and two projections behind pooling.
+    "gemma_embedding": (
+        "gemma3_text",
+        _GEMMA
+        | {"num_hidden_layers": 7, "num_key_value_heads": 1, "query_pre_attn_scalar": 16, "sliding_window": 20}
+        | {"use_bidirectional_attention": True},
+    ),
+    "qwen2_both_ways": ("qwen2", {"is_causal": False}),
     "gemma3_full": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16, "layer_types": ["full_attention"] * 2}),
 }
 MODELS |= {
@@ -161,10 +169,11 @@ _AHEAD_OF = gguf.MODEL_ARCH.GLM4_MOE
 # llama.cpp's converters turn the rows of queries and keys of these, and add one to the norms of those.
 _PAIRED, _LIFTED = (
     ("llama", "smollm3", "granite", "granitemoe", "olmo", "mistral3", "internlm2", "minicpm"),
-    ("gemma", "gemma2", "gemma3"),
+    ("gemma", "gemma2", "gemma3", "gemma-embedding"),
 )
 # Models whose files have a name of their own.
 _BY_NAME = WITH_EXPERTS | {name: name for name in ("internlm2", "exaone", "minicpm")}
+_BY_NAME |= {"gemma_embedding": "gemma-embedding"}
 # Families that converters write as another.
 _AS_ANOTHER = {
     "olmo3": "olmo2",
@@ -232,6 +241,9 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
             array.numpy(),
             kind if array.ndim >= 2 and "gate_inp" not in new and not new.endswith(".bias") else "F32",
         )
+    for each, tensor in projections().items() if name == "gemma_embedding" and pooling is not None else ():
+        writer.add_dense_features_dims(each.removesuffix(".weight"), *tensor.shape[::-1])
+        add(writer, each, tensor, kind)
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         for part in ("long", "short"):
@@ -243,6 +255,13 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
     writer.write_tensors_to_file()
     writer.close()
     return path if not tensors_in_part else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def projections() -> dict[str, NDArray[np.float32]]:
+    """What embedders made of Gemma have behind pooling."""
+    draw, size = np.random.default_rng(3), TINY["hidden_size"]
+    shapes = {"dense_2.weight": (96, size), "dense_3.weight": (size, 96)}
+    return {name: draw.standard_normal(shape, np.float32) / 8 for name, shape in shapes.items()}
 
 
 def _describe_all(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], own_config: dict[str, Any]) -> None:
@@ -266,6 +285,8 @@ def _describe_all(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], ow
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if name == "granite_4":
         _describe_as_hybrid(writer, config)
+    if config.get("is_causal") is False:
+        writer.add_causal_attention(False)
 
 
 def _written(name: str, arch: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -56,16 +56,13 @@ _NEUTRAL: dict[str, Any] = {
     "clip_qkv": None,
     "swiglu_limit": 7.0,
     "swiglu_alpha": 1.702,
-    # Embedders made of decoders sometimes let tokens see what follows.
-    "is_causal": True,
+    # A model would load without it, and give other vectors than its own.
     "use_bidirectional_attention": False,
 }
 
 
 # Of these the families in which transformers computes them.
 _BY_TRANSFORMERS = {"clip_qkv": ("olmo", "olmoe")}
-# And those without which a model would load, and give other vectors than its own.
-_LOOKS_AHEAD = ("is_causal", "use_bidirectional_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,8 @@ class DecoderConfig:
     `norms` are what layers' are called, and layers are `parallel` as in `DecoderFamily`.
     `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. With a `latent` there is one
     head of keys and values, that which is kept of a token. Files may hold so many `extra_layers`, which predict tokens
-    beyond the next and are not used. `dtype` is the name of the type the folder was saved in.
+    beyond the next and are not used. `dtype` is the name of the type the folder was saved in. With `both_ways` tokens
+    see what follows them, too, so that the model embeds and writes nothing.
     """
 
     model_type: str
@@ -110,6 +108,7 @@ class DecoderConfig:
     windows: Windows
     ropes: tuple[RopeConfig, ...]
     slopes: Slopes | None
+    both_ways: bool
     experts: ExpertConfig | None
     latent: LatentConfig | None
     extra_layers: int
@@ -132,7 +131,7 @@ class DecoderConfig:
         # As long as any text it hides nothing, and may be more than kernels count to.
         if window is not None and window >= self.max_positions:
             window = None
-        return HeadShape(*sizes, self.attention_scale, window, self.score_cap, self.slopes)
+        return HeadShape(*sizes, self.attention_scale, window, self.score_cap, self.slopes, self.both_ways)
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -148,16 +147,25 @@ def read_any_config(folder: Path, implementation: str) -> DecoderConfig | Transf
     """Read `folder`/config.json for whoever computes the model: native kernels ("native"), or transformers, or ("auto")
     native kernels if they know the family, and all that this model has of it.
 
-    Raises as `read_config`, also where transformers would be needed and is not installed.
+    Raises as `read_config`, also where transformers would be needed and is not installed, and for a model that writes
+    nothing.
     """
     raw = read_model_json(folder)
     if implementation == "native" or (implementation == "auto" and raw.get("model_type") in FAMILIES):
         try:
-            return parse_config(raw)
+            return _writing(parse_config(raw))
         except NotNative:
             if implementation == "native":
                 raise
     return parse_transformers(raw)
+
+
+def _writing(config: DecoderConfig) -> DecoderConfig:
+    if config.both_ways:
+        raise UnsupportedModel(
+            'this model\'s tokens see those that follow, so it writes no text: serve it with kind = "encoder"'
+        )
+    return config
 
 
 def computed_dtype(wanted: str, config: DecoderConfig | TransformersConfig) -> str:
@@ -199,7 +207,9 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     latent = parse_latent(raw, heads) if family.latent else None
     kv_heads, head_dim = (1, latent.width) if latent is not None else _kept_heads(raw, family, hidden, heads)
     max_positions = positive_size(raw, "max_position_embeddings")
-    windows = _windows(raw, family.windows, layers)
+    both_ways, windows = _both_ways(raw, family), _windows(raw, family.windows, layers)
+    if both_ways:
+        windows = _windows_both_ways(raw, family, windows)
     ropes = _ropes(raw, family, windows, max_positions, head_dim, latent)
 
     return DecoderConfig(
@@ -231,6 +241,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         windows=windows,
         ropes=ropes,
         slopes=None if family.slopes is None else family.slopes(raw),
+        both_ways=both_ways,
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         latent=latent,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
@@ -316,17 +327,35 @@ def _refuse_unknown(raw: Mapping[str, Any], family: DecoderFamily) -> None:
         neutral = _NEUTRAL[name]
         value = raw.get(name)
         if value is not None and value != neutral:
-            if name in _LOOKS_AHEAD:
-                problem = "its tokens see what follows them, which those of no decoder do here"
-                raise UnsupportedModel(
-                    f"{name}={value!r} is not supported: {problem}; without the field it would load, and give other "
-                    "vectors than its own"
-                )
             error = NotNative if raw["model_type"] in _BY_TRANSFORMERS.get(name, ()) else UnsupportedModel
             raise error(
                 f"{name}={value!r} is not supported; a model that leaves {name} unset works "
                 f"(families: {', '.join(FAMILIES)})"
             )
+
+
+def _both_ways(raw: Mapping[str, Any], family: DecoderFamily) -> bool:
+    """Whether tokens see those that follow them, too, as those of embedders made of decoders sometimes do."""
+    found = False
+    for name, ahead in (("is_causal", False), (family.both_ways, True)):
+        value = None if name is None else raw.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise UnsupportedModel(f"{name} must be true or false, got {value!r}")
+        found = found or value is ahead
+    if found and (family.slopes is not None or family.latent):
+        raise UnsupportedModel(
+            f"is_causal=False is not supported for {raw['model_type']}, whose tokens see only what came before"
+        )
+    return found
+
+
+def _windows_both_ways(raw: Mapping[str, Any], family: DecoderFamily, windows: Windows) -> Windows:
+    """Windows of which a token's own side has one token less, as `HeadShape` counts them.
+
+    Transformers counts those of each side, or with the family's own field those of both together.
+    """
+    halved = family.both_ways is not None and raw.get(family.both_ways) is True
+    return tuple(None if each is None else each // 2 + 1 if halved else each + 1 for each in windows)
 
 
 def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Windows], layers: int) -> Windows:

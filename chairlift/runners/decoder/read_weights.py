@@ -61,8 +61,8 @@ class DecoderReader:
             scale = float(torch.tensor(scale, dtype=weights.dtype))
         if not head:
             own = [prefix + part for part in (f"{names.embedding}.", names.layers, f"{names.norm}.")]
-            # And what a GGUF file has in layers that no folder has.
-            weights.refuse_unused([*own, "blk."])
+            # And what a GGUF file has in layers or behind them that no folder has.
+            weights.refuse_unused([*own, "blk.", "dense_", "cls."])
             last = None
         else:
             head_name = self._own_head()

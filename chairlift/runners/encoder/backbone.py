@@ -13,8 +13,8 @@ from chairlift.folders.quantization_config import QuantizationConfig
 from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.contract import Ops
 from chairlift.ops.encoder import EncoderForward, Projection
-from chairlift.runners.decoder.causal_encoder import CausalEncoder
 from chairlift.runners.decoder.config import DecoderConfig, parse_config
+from chairlift.runners.decoder.decoder_encoder import DecoderEncoder
 from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.read_weights import DecoderReader
 from chairlift.runners.encoder.config import EncoderConfig, check_logit_score, read_encoder_config
@@ -97,7 +97,7 @@ def _of_decoder(config: DecoderConfig, raw: dict[str, Any], score: LogitScore | 
         elif num_labels:
             head = weights.take(["score.weight"], [(num_labels, config.hidden_size)]).float()
             stages.append(Projected(Projection(head, None), None, None, 0.0))
-        return CausalEncoder(Decoder(config, ops, weights, head=False), max_tokens), stages
+        return DecoderEncoder(Decoder(config, ops, weights, head=False), max_tokens), stages
 
     padding = raw.get("pad_token_id")
     if padding is not None and (not isinstance(padding, int) or isinstance(padding, bool)):
@@ -108,7 +108,8 @@ def _of_decoder(config: DecoderConfig, raw: dict[str, Any], score: LogitScore | 
         hidden_size=config.hidden_size,
         head_dim=config.head_dim,
         max_tokens=config.max_positions,
-        pooling="lasttoken",
+        # Of those that see what came before the last alone has seen the whole text.
+        pooling="mean" if config.both_ways else "lasttoken",
         head_pooling="lasttoken",
         # What is written next is written after the last token, whichever it is.
         padding=None if score is not None else padding,

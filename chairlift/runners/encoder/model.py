@@ -239,14 +239,16 @@ class EncoderReader:
 def read_stage(stage: Dense | LayerNorm, device: torch.device) -> Projected:
     """Read a Dense or LayerNorm module of sentence-transformers. Raises UnsupportedModel."""
     with Weights(stage.folder, torch.float32, device) as weights:
+        # A GGUF file has those of all modules, and of the model.
+        at = f"{stage.folder.name}." if f"{stage.folder.name}.linear.weight" in weights else ""
         if isinstance(stage, LayerNorm):
             weight, bias = (weights.take([f"norm.{name}"], [(stage.ins,)]) for name in ("weight", "bias"))
             read = Projected(None, None, Norm(weight, bias), _LAYER_NORM_EPS)
         else:
-            weight = weights.take(["linear.weight"], [(stage.outs, stage.ins)])
+            weight = weights.take([f"{at}linear.weight"], [(stage.outs, stage.ins)])
             added = weights.take(["linear.bias"], [(stage.outs,)]) if stage.bias else None
             read = Projected(Projection(weight, added), stage.activation, None, 0.0)
-        weights.refuse_unused()
+        weights.refuse_unused([at])
     return read
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from support.encoder_factory import (
+    BOTH_WAYS,
     DECODERS,
     encoder_folder,
     encodings,
@@ -24,10 +25,11 @@ from support.model_factory import EXACT, edited_folder, model_folder, reference_
 from support.native_isa import ISAS, kernels_of, needs_native
 
 from chairlift.config.items import ItemConfig
+from chairlift.config.sequences import SequenceConfig
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.kind import is_encoder
 from chairlift.runners.check_model import check_model
-from chairlift.runners.decoder import causal_encoder
+from chairlift.runners.decoder import decoder_encoder
 from chairlift.runners.encoder.runner import EncoderRunner
 from chairlift.runners.items import Encoding
 
@@ -82,6 +84,36 @@ def test_pooled_vectors_are_those_of_transformers(variant: str, pooling: str, op
     assert cosine(rounded, wanted).min() < 1 - 1e-8
 
 
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("variant", BOTH_WAYS)
+def test_tokens_that_see_both_ways(variant: str, ops: str, tmp_path: Path) -> None:
+    """Texts of 200 and 129 tokens are longer than the windows."""
+    source, modules = encoder_folder(variant), [("Pooling", {"pooling_mode": "mean"}), ("Normalize", {})]
+    wanted = np.stack([states.mean(0) for states in expected_states(source, TEXTS)])
+    runner = load(sentence_folder(tmp_path / "model", source, modules), ops=ops)
+    together = vectors(runner, TEXTS)
+    assert cosine(together, wanted).min() >= 0.999999
+    np.testing.assert_allclose(np.concatenate([vectors(runner, [text]) for text in TEXTS]), together, atol=1e-5)
+    for settings, least in (({"dtype": "bfloat16"}, 0.999), ({"quantization": "int8"}, 0.995)):
+        rounded = load(tmp_path / "model", ops=ops, **settings)
+        assert cosine(vectors(rounded, TEXTS), wanted).min() >= least
+    unsaid = load(source, ops=ops)
+    assert (unsaid.info.pooling, unsaid.info.task) == ("mean", "embed")
+    # The first token sees the last: what a decoder that writes never does.
+    ends = [Encoding([*TEXTS[2].token_ids[:-1], last]) for last in (7, 9)]
+    first = load(sentence_folder(tmp_path / "first", source, [("Pooling", {"pooling_mode": "cls"})]), ops=ops)
+    one, other = vectors(first, ends)
+    assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("variant", BOTH_WAYS)
+def test_what_sees_both_ways_writes_nothing(variant: str) -> None:
+    for implementation in ("auto", "native"):
+        config = SequenceConfig(model=str(encoder_folder(variant)), implementation=implementation)
+        with pytest.raises(UnsupportedModel, match='writes no text: serve it with kind = "encoder"'):
+            check_model(config)
+
+
 @pytest.mark.parametrize(
     "variant", ["llama", "llama_sharded", "llama_tied", "qwen2_window", "qwen3_window", "gemma3", "olmo2"]
 )
@@ -111,13 +143,13 @@ def test_a_batch_of_many_passes(pooling: str, monkeypatch: pytest.MonkeyPatch, t
     wanted = vectors(load(folder), TEXTS * 3)
     lengths = []
 
-    class Counting(causal_encoder.CausalEncoder):
+    class Counting(decoder_encoder.DecoderEncoder):
         def _forward(self, texts: Any, output: Any) -> torch.Tensor:
             lengths.append(len(texts.token_ids))
             return super()._forward(texts, output)
 
-    monkeypatch.setattr("chairlift.runners.encoder.backbone.CausalEncoder", Counting)
-    monkeypatch.setattr(causal_encoder, "_PASS_TOKENS", dict.fromkeys(causal_encoder._PASS_TOKENS, 80))
+    monkeypatch.setattr("chairlift.runners.encoder.backbone.DecoderEncoder", Counting)
+    monkeypatch.setattr(decoder_encoder, "_PASS_TOKENS", dict.fromkeys(decoder_encoder._PASS_TOKENS, 80))
     np.testing.assert_allclose(vectors(load(folder), TEXTS * 3), wanted, atol=1e-5)
     # The longest texts go alone, the others together as far as they fit.
     assert lengths[:5] == [200, 72, 18, 129, 33]
@@ -239,8 +271,9 @@ def test_which_decoders_embed_unasked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"is_causal": False}, "is_causal=False is not supported: its tokens see what follows them"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True .*would load, and give other"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
+        ({"is_causal": "no"}, "is_causal must be true or false, got 'no'"),
+        ({"model_type": "bloom", "is_causal": False, "n_layer": 2, "n_head": 4}, "is_causal=False .* for bloom"),
         ({"pad_token_id": "x"}, "pad_token_id"),
         ({"num_hidden_layers": 1}, "unexpected tensor 'layers.1"),
         ({"intermediate_size": 96}, "shape"),

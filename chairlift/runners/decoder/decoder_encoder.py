@@ -1,4 +1,4 @@
-"""A decoder that reads texts and writes none: an encoder whose tokens see only what comes before them."""
+"""A decoder that reads texts and writes none: an encoder whose tokens see what comes before them, or all of it."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ _BLOCK = 16
 _PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
-class CausalEncoder:
+class DecoderEncoder:
     """Implements `EncoderForward` by prefills of whole texts, packed end to end.
 
     K and V of a layer are written and read within that layer, so one layer's cache serves them all, and the next pass
