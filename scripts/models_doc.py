@@ -94,6 +94,9 @@ FOREIGN = {
     "hunyuan_v1_moe": "Hunyuan with experts",
     "solar_open": "Solar Open",
     "biogpt": "BioGPT",
+    "gemma3n_text": "Gemma 3n without its parts for images and sound",
+    "gemma4_text": "Gemma 4 without its parts for images and sound",
+    "vaultgemma": "VaultGemma",
     "lfm2": "LFM2 350M to 2.6B (states)",
     "lfm2_moe": "LFM2 with experts (states)",
     "lfm3": "LFM3 (states)",
@@ -111,6 +114,7 @@ FOREIGN = {
 # Those that read images too, of which the part for texts is served, through transformers as well.
 SEEING = {
     "gemma3": "Gemma 3 4B to 27B; its part for images is left out",
+    "gemma4": "Gemma 4; its parts for images and sound are left out",
     "mistral3": "Mistral Small 3.1 and 3.2; its part for images is left out",
     "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
     "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
@@ -155,7 +159,7 @@ A model is checked as it is loaded: what it computes in parts and in company mus
 attention there is must be known; or else it is refused. Quantized folders are read for native families alone. Where
 keys and values are made from a latent (LongCat), they themselves are cached, which takes many times the memory that
 native families with [latent attention](decisions/035-latent-attention.md) take. These are held against transformers by
-tests (of those that read images the first three); others may do. Of these families **GGUF** files of
+tests (of those that read images all but the last); others may do. Of these families **GGUF** files of
 {with_states} are read.
 
 **Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A

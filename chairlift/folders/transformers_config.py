@@ -20,7 +20,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", 
 _ORIGINAL = "original_max_position_embeddings"
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 # Families that read images too, of which the part for texts is served.
-_READ_MORE = {"gemma3", "mistral3", "qwen3_5", "qwen3_5_moe"}
+_READ_MORE = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"}
 # Sizes that folders of such a family leave out where they are those of transformers' class.
 _LEFT_OUT = {
     "gemma3": {

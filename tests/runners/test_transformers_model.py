@@ -36,7 +36,7 @@ from chairlift.runners.decoder.config import DecoderConfig, read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
 
 NUM_OUTPUT = 64
-THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "phimoe", "minimax_m2", "deepseek_v3"]
+THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "phimoe", "minimax_m2", "deepseek_v3", "gemma4_text"]
 
 
 @functools.cache
@@ -147,7 +147,7 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
     assert runner.model.kv_bytes_per_token() == native.model.kv_bytes_per_token()
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "mistral3"])
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "mistral3", "gemma4", "gemma4_larger"])
 def test_the_part_for_texts_of_a_model_that_sees(name: str) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -405,7 +405,8 @@ def test_the_page_of_models_names_these_families(monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
     import models_doc
 
-    assert list(models_doc.FOREIGN) == [kind for name, (kind, _) in FOREIGN.items() if name not in NATIVE_TOO]
+    kinds = [kind for name, (kind, _) in FOREIGN.items() if name not in NATIVE_TOO]
+    assert list(models_doc.FOREIGN) == list(dict.fromkeys(kinds))
     assert {*models_doc.SEEING} == transformers_config._READ_MORE
 
 

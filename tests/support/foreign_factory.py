@@ -37,6 +37,31 @@ _ROUTED = {
 _FOUR = {"num_hidden_layers": 4}
 _STATES_FIRST = {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+# Gemma 4: heads of layers that see all are wider, a table of embeddings for each layer, and of the last ones none has
+# keys and values of its own.
+_GEMMA4 = {
+    **_FOUR,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 20,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 320,
+    "num_kv_shared_layers": 2,
+    "pad_token_id": 0,
+}
+# As its larger ones: values of layers that see all are their keys, which are fewer, with experts beside an MLP.
+_GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 30.0,
+}
 _LFM3 = {
     **_FOUR,
     "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
@@ -115,6 +140,14 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": ("hunyuan_v1_moe", TINY | {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]}),
     "solar_open": ("solar_open", TINY | _ROUTED | {"head_dim": 16}),
     "biogpt": ("biogpt", TINY),
+    "gemma2": ("gemma2", TINY | {"head_dim": 16, "sliding_window": 20, "attn_logit_softcapping": 3.0}),
+    "gemma3n_text": (
+        "gemma3n_text",
+        TINY | _GEMMA4 | {"laurel_rank": 8, "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0]},
+    ),
+    "gemma4_text": ("gemma4_text", TINY | _GEMMA4),
+    "gemma4_experts": ("gemma4_text", TINY | _GEMMA4 | _GEMMA4_EXPERTS),
+    "vaultgemma": ("vaultgemma", TINY | _WINDOWS | {"head_dim": 16, "attn_logit_softcapping": 3.0}),
     "lfm2": ("lfm2", TINY | _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"]}),
     "lfm2_moe": ("lfm2_moe", TINY | _FOUR | _EXPERTS | {"layer_types": ["conv", "conv", "full_attention", "conv"]}),
     "lfm3": ("lfm3", TINY | _LFM3),
@@ -135,12 +168,11 @@ STATEFUL = [
     *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba", "mamba2"),
 ]
 # Those of them that are native where nothing else is asked for.
-NATIVE_TOO = {"gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2", "cohere2"}
+NATIVE_TOO = {"gemma2", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2", "cohere2"}
 NATIVE_TOO |= {"deepseek_v2", "deepseek_v3", "minicpm3", "glm4_moe_lite", "youtu"}
 
 # What can't be honoured, and what is said of it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "gemma2": ("gemma2", TINY | {"head_dim": 16}, "softcap"),
     "zamba2": (
         "zamba2",
         TINY
@@ -185,6 +217,20 @@ def folder_that_sees(name: str) -> Path:
         vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
         sizes = TINY | _DELTA | {"rope_parameters": _ROPE_OF_THREE}
         config = transformers.Qwen3_5Config(text_config=sizes, vision_config=vision)
+    elif name.startswith("gemma4"):
+        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+        vision |= {"patch_size": 4, "position_embedding_size": 64}
+        # The larger ones let images, and these alone, see both ways.
+        sizes = (
+            TINY
+            | _GEMMA4
+            | (_GEMMA4_EXPERTS | {"use_bidirectional_attention": "vision"} if name.endswith("larger") else {})
+        )
+        tokens = {
+            f"{each}_token_id": 310 + place
+            for place, each in enumerate(("boi", "eoi", "image", "video", "boa", "audio"))
+        }
+        config = transformers.Gemma4Config(text_config=sizes, vision_config=vision, eoa_token_index=317, **tokens)
     elif name == "mistral3":
         vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28, "patch_size": 14}
         sizes = TINY | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}

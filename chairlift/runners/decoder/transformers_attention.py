@@ -32,11 +32,15 @@ _HARMLESS = {
 class PagedAttention:
     """The caches of all layers, by their place; `batch` is where the tokens of the pass lie.
 
-    Until it has caches it computes without them, and notes what heads each layer has, in `heads`.
+    Until it has caches it computes without them, and notes what heads each layer has, in `heads`, and whose keys and
+    values it attends to where these are another layer's (Gemma 4), in `shares`.
     """
 
     def __init__(self, ops: Ops) -> None:
         self.heads: dict[int, HeadShape] = {}
+        self.shares: dict[int, int] = {}
+        # What was noted last; held, so that no other has its identity.
+        self._keys: dict[int, Tensor] = {}
         # That of layers which are told of none, since transformers puts it into a mask.
         self.window: int | None = None
         self.batch: AttentionBatch | None = None
@@ -52,16 +56,21 @@ class PagedAttention:
 
     def allocate(self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make the caches of the layers that were noted."""
+        self._keys.clear()
         for layer, heads in self.heads.items():
-            self._caches[layer] = self._ops.allocate_kv_cache(num_blocks, block_size, heads, dtype, device)
+            if layer in self.shares:
+                # It writes there once more what is there.
+                self._caches[layer] = self._caches[self.shares[layer]]
+            else:
+                self._caches[layer] = self._ops.allocate_kv_cache(num_blocks, block_size, heads, dtype, device)
             size = heads.head_dim
             if size not in self._tables:
                 self._tables[size] = RopeConfig.none(1).table(size, 1).to(device)
 
     @property
     def caches(self) -> list[KVCache]:
-        """That of each layer."""
-        return list(self._caches.values())
+        """Those of all layers, each once."""
+        return [cache for layer, cache in self._caches.items() if layer not in self.shares]
 
     def begin(self, batch: AttentionBatch) -> None:
         """A pass over these tokens begins."""
@@ -74,7 +83,7 @@ class PagedAttention:
         """Queries [1, Hq, T, D], keys and values [1, Hkv, T, D] -> [1, T, Hq, D]."""
         table = self.rotation.take(query, key)
         if not self._caches:
-            self.heads[layer] = heads
+            self._note(layer, key, heads)
             if table is not None:
                 query, key = rotated(query, table), rotated(key, table)
             return _without_cache(query, key, value, heads)
@@ -85,6 +94,12 @@ class PagedAttention:
         table = self._tables[heads.head_dim] if table is None else table
         turned = self._ops.rope_and_write(qkv, table, batch, cache, heads)
         return self._ops.attention(turned, cache, self.batch, heads).view(1, tokens, heads.num_heads, heads.head_dim)
+
+    def _note(self, layer: int, key: Tensor, heads: HeadShape) -> None:
+        self.heads[layer], self._keys[layer] = heads, key
+        owner = next((other for other, known in self._keys.items() if known is key and other not in self.shares), layer)
+        if owner != layer:
+            self.shares[layer] = owner
 
     def attend_rows(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries, keys and values side by side [T, (Hq + 2 Hkv) * D], which have yet to be rotated -> [T, Hq * D]."""
@@ -140,6 +155,7 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What transformers' layers call. Raises UnsupportedModel for whatever can't be honoured."""
@@ -154,7 +170,8 @@ def attention(
     scale = head_dim**-0.5 if scaling is None else float(scaling)
     paged = _current.get()
     window = paged.window if sliding_window is None else sliding_window
-    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, None if window is None else min(window, _MOST_WINDOW))
+    window = None if window is None else min(window, _MOST_WINDOW)
+    heads = HeadShape(num_heads, key.shape[1], head_dim, scale, window, softcap or None)
     paged.modules[module.layer_idx] = module
     return paged.attend(module.layer_idx, query, key, value, heads)[..., :size], None
 
@@ -176,5 +193,10 @@ def _without_cache(query: Tensor, key: Tensor, value: Tensor, heads: HeadShape) 
     """Causal attention of one sequence over itself; windows are wider than the few tokens that come here."""
     repeats = heads.num_heads // heads.num_kv_heads
     key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=heads.scale)
-    return found.transpose(1, 2)
+    if heads.cap is None:
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=heads.scale)
+        return found.transpose(1, 2)
+    scores = heads.cap * ((query @ key.mT).float() * heads.scale / heads.cap).tanh()
+    follows = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    weights = scores.masked_fill(follows, float("-inf")).softmax(-1).to(value.dtype)
+    return (weights @ value).transpose(1, 2)

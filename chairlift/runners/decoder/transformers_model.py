@@ -34,7 +34,7 @@ from chairlift.gguf.tensor_types import numbers_of
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
-from chairlift.ops.kv_layout import bytes_of_token
+from chairlift.ops.kv_layout import bytes_of_token, has_kernels
 from chairlift.runners.decoder.recorded_steps import GraphRecorder, RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
 from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
@@ -107,7 +107,11 @@ class TransformersModel:
         """Bytes of K and V, with their scales if they have any, that one token takes over all layers."""
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
         size, pads = self.cache_dtype.itemsize, self.ops.pads_values
-        return sum(heads.num_kv_heads * bytes_of_token(heads.head_dim, size, scale, pads) for heads in self._heads)
+        return sum(
+            heads.num_kv_heads * bytes_of_token(heads.head_dim, size, scale, pads)
+            for layer, heads in self._attention.heads.items()
+            if layer not in self._attention.shares
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -125,7 +129,7 @@ class TransformersModel:
 
     @property
     def caches(self) -> list[KVCache]:
-        """That of each layer."""
+        """Those of all layers; of those that share one it is there once."""
         return self._attention.caches
 
     @property
@@ -257,8 +261,10 @@ class TransformersModel:
         if (missing and not stateful) or not {*self._attention.heads} <= {*range(layers)}:
             found = len(self._attention.heads)
             raise _unknown(f"of its {layers} layers {found} have an attention that can be taken over")
-        if sizes := {heads.head_dim for heads in self._heads} - {self.config.head_dim}:
-            raise UnsupportedModel(f"its heads have {min(sizes)} numbers, and by config.json {self.config.head_dim}")
+        # Operations were chosen by what config.json says; layers may have others.
+        sizes = {heads.head_dim for heads in self._heads}
+        if has_kernels(self.config.head_dim) and (without := [size for size in sizes if not has_kernels(size)]):
+            raise UnsupportedModel(f"its heads have {without[0]} numbers, for which there are no kernels")
         kinds = getattr(text_config, "layer_types", None) or []
         for layer, kind in enumerate(kinds):
             heads = self._attention.heads.get(layer)

@@ -109,18 +109,35 @@ class _HeadEmbedding(nn.Module):
     def __init__(self, head: Head, own: nn.Embedding, scale: Tensor) -> None:
         super().__init__()
         self._head, self._scale = head, None if scale == 1 else scale
-        # Some models ask for these, and for the type of the weight.
+        # Some models ask for these, for the type of the weight, and for single rows of it.
         self.num_embeddings, self.embedding_dim, self.padding_idx = (
             own.num_embeddings,
             own.embedding_dim,
             own.padding_idx,
         )
-        self.weight = nn.Parameter(own.weight.new_empty(0), requires_grad=False)
+        self.weight = _EmbeddingRows(head, own.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] -> [..., H]."""
         found = self._head.embed(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)
         return found if self._scale is None else found * self._scale
+
+
+class _EmbeddingRows:
+    """What stands for the weight of an embedding that is the head's: its type, and rows of it."""
+
+    def __init__(self, head: Head, own: Tensor) -> None:
+        self._head, self.dtype, self.device, self.shape = head, own.dtype, own.device, own.shape
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Row [H] of a number, or a part of it. Raises TypeError for anything else, IndexError if there is none."""
+        row, *part = index if isinstance(index, tuple) else (index,)
+        if not isinstance(row, int):
+            raise TypeError("of an embedding that is the head's, rows are had one by one")
+        if not 0 <= row < self.shape[0]:
+            raise IndexError(f"its embedding has no row {row}")
+        found = self._head.embed(torch.tensor([row], device=self.device))[0]
+        return found[tuple(part)] if part else found
 
 
 class _Mlp(nn.Module):
