@@ -32,6 +32,8 @@ LOADING_SILENCE_S = 120.0
 DEAF_S = 10.0
 # A worker that did so many steps, or parts of calls, did not die of its first.
 _DONE_WHEN_WORKING = 2
+# After so long of taking in what a worker says, others on the event loop have their turn.
+_TURN_S = 0.002
 # As a plain number: an operation on zmq's enumeration takes longer than asking the socket.
 _READABLE = int(zmq.POLLIN)
 
@@ -352,14 +354,18 @@ class Supervisor:
         return why
 
     async def _receive(self, messages: "zmq.Socket[bytes]") -> None:
-        """Take in what the worker says, all that is there whenever the socket stirs: it tells of a change once."""
+        """Take in what the worker says, all that is there whenever the socket stirs: it tells of a change once.
+
+        One that says more as fast as it is heard would keep the event loop from all others.
+        """
         while True:
             self._stirred.clear()
             self._flush(messages)
-            while int(messages.get(zmq.EVENTS)) & _READABLE:
+            until = time.monotonic() + _TURN_S
+            while (is_more := bool(int(messages.get(zmq.EVENTS)) & _READABLE)) and time.monotonic() < until:
                 self._taken += 1
                 self._take(messages.recv_multipart(copy=False))
-            await self._stirred.wait()
+            await (asyncio.sleep(0) if is_more else self._stirred.wait())
 
     async def _mind(self, watch: Watch) -> str:
         """Look after the worker, and return what is wrong with it once something is."""

@@ -161,6 +161,33 @@ def test_however_many_messages_come_the_next_step_does_not_wait_for_all_of_them(
             assert added == [each.id for each in sent[:taken]]
 
 
+def test_a_worker_that_talks_without_end_leaves_the_event_loop_to_others() -> None:
+    class Talking:
+        num_heard = 0
+
+        def get(self, option: int) -> int:
+            return zmq.POLLIN
+
+        def recv_multipart(self, copy: bool) -> list[bytes]:
+            assert self.num_heard < 2_000_000, "nobody else has had a turn"
+            self.num_heard += 1
+            return []
+
+    async def body() -> None:
+        heard, others = Talking(), 0
+        supervisor = Supervisor("none", take=lambda frames: None, lost=lambda reason: None)
+        supervisor._take = lambda frames: None  # type: ignore[method-assign]
+        task = asyncio.create_task(supervisor._receive(heard))  # type: ignore[arg-type]
+        while others < 5 and not task.done():
+            before = heard.num_heard
+            await asyncio.sleep(0)
+            others += heard.num_heard > before
+        assert not task.done() or task.exception() is None
+        task.cancel()
+
+    asyncio.run(body())
+
+
 def test_who_comes_and_goes_while_another_model_computes_is_told_once() -> None:
     class Waiting:
         """An engine whose turn never comes."""
