@@ -76,10 +76,6 @@ def _decoder_config(file: GgufFile, known: Architecture) -> dict[str, Any]:
     for key, neutral in (_REFUSED | dict(known.switches)).items():
         if told.get(key, neutral) != neutral:
             raise _not_computed(prefix, key, told)
-    # Where windows have an end behind a token as well, and where not, programs differ.
-    causal = told.get(CAUSAL, True)
-    if type(causal) is not bool or (not causal and told.get(WINDOW) and CAUSAL not in known.switches):
-        raise _not_computed(prefix, CAUSAL, told)
     _check_experts(told, prefix, {*known.keys, *known.switches})
     for key in (*_REQUIRED, *(key for key in known.keys if key.startswith("expert_") and key not in OPTIONAL)):
         if not told.get(key):
@@ -118,9 +114,20 @@ def _decoder_config(file: GgufFile, known: Architecture) -> dict[str, Any]:
         **_score_scale(known.model_type, found, head_dim),
         **found,
         **_windows(told, prefix, known),
-        **({} if causal or CAUSAL in known.switches else {"is_causal": False}),
+        **_direction(told, prefix, known),
         **rotation,
     }
+
+
+def _direction(told: Mapping[str, Any], prefix: str, known: Architecture) -> dict[str, Any]:
+    """Whether tokens see what follows them, where that is not the architecture's own."""
+    causal = told.get(CAUSAL, True)
+    if CAUSAL in known.switches or causal is True:
+        return {}
+    # Where windows have an end behind a token as well, and where not, programs differ.
+    if causal is not False or told.get(WINDOW):
+        raise _not_computed(prefix, CAUSAL, told)
+    return {"is_causal": False}
 
 
 def _told(file: GgufFile, prefix: str, read: Collection[str]) -> dict[str, Any]:

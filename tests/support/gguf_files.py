@@ -108,14 +108,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    # As embeddinggemma-300m: windows of both sides, and two projections behind pooling.
-    "gemma_embedding": (
-        "gemma3_text",
-        _GEMMA
-        | {"num_hidden_layers": 7, "num_key_value_heads": 1, "query_pre_attn_scalar": 16, "sliding_window": 20}
-        | {"use_bidirectional_attention": True},
-    ),
-    "qwen2_both_ways": ("qwen2", {"is_causal": False}),
     "gemma3_full": ("gemma3_text", _GEMMA | {"query_pre_attn_scalar": 16, "layer_types": ["full_attention"] * 2}),
 }
 MODELS |= {
@@ -161,6 +153,17 @@ MODELS |= {
         | {"rope_parameters": _GPT_OSS_ROPE},
     ),
 }
+# Those that embed, as their tokens see what follows them, too.
+BOTH_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    # As embeddinggemma-300m: windows of both sides, and two projections behind pooling.
+    "gemma_embedding": (
+        "gemma3_text",
+        _GEMMA
+        | {"num_hidden_layers": 7, "num_key_value_heads": 1, "query_pre_attn_scalar": 16, "sliding_window": 20}
+        | {"use_bidirectional_attention": True},
+    ),
+    "qwen2_both_ways": ("qwen2", {"is_causal": False}),
+}
 # With latent attention: the architecture that files of them name.
 WITH_LATENT = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2")
 MODELS |= LATENT | ROUTED | OLDER
@@ -195,7 +198,7 @@ def plain_folder(name: str) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = temporary_root() / f"for-gguf-{name}"
-    model_type, fields = MODELS[name]
+    model_type, fields = (MODELS | BOTH_WAYS)[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **TINY | fields))
     randomize(model)

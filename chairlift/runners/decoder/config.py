@@ -4,7 +4,7 @@ Without torch, since the front checks a folder before it starts a worker.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -207,9 +207,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     latent = parse_latent(raw, heads) if family.latent else None
     kv_heads, head_dim = (1, latent.width) if latent is not None else _kept_heads(raw, family, hidden, heads)
     max_positions = positive_size(raw, "max_position_embeddings")
-    both_ways, windows = _both_ways(raw, family), _windows(raw, family.windows, layers)
-    if both_ways:
-        windows = _windows_both_ways(raw, family, windows)
+    windows = _windows(raw, family, layers)
     ropes = _ropes(raw, family, windows, max_positions, head_dim, latent)
 
     return DecoderConfig(
@@ -241,7 +239,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         windows=windows,
         ropes=ropes,
         slopes=None if family.slopes is None else family.slopes(raw),
-        both_ways=both_ways,
+        both_ways=_both_ways(raw, family),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         latent=latent,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
@@ -358,7 +356,7 @@ def _windows_both_ways(raw: Mapping[str, Any], family: DecoderFamily, windows: W
     return tuple(None if each is None else each // 2 + 1 if halved else each + 1 for each in windows)
 
 
-def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Windows], layers: int) -> Windows:
+def _windows(raw: Mapping[str, Any], family: DecoderFamily, layers: int) -> Windows:
     types = raw.get("layer_types")
     if types is not None:
         unknown = sorted(set(types) - set(_LAYER_TYPES))
@@ -366,7 +364,7 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
             raise UnsupportedModel(f"layer_types has {unknown[0]!r}; supported are: {', '.join(_LAYER_TYPES)}")
         if len(types) != layers:
             raise UnsupportedModel(f"layer_types names {len(types)} layers, but num_hidden_layers is {layers}")
-    windows = rule(raw, layers)
+    windows = family.windows(raw, layers)
     for layer, window in enumerate(windows):
         if window is not None and (not isinstance(window, int) or window < 1):
             raise UnsupportedModel(f"sliding_window must be a positive whole number, got {window!r}")
@@ -375,7 +373,7 @@ def _windows(raw: Mapping[str, Any], rule: Callable[[Mapping[str, Any], int], Wi
                 f"layer_types says {types[layer]!r} for layer {layer}, but a {raw['model_type']} model with "
                 f"sliding_window={raw.get('sliding_window')!r} has no such layer there"
             )
-    return windows
+    return _windows_both_ways(raw, family, windows) if _both_ways(raw, family) else windows
 
 
 def _ropes(
