@@ -10,7 +10,7 @@ from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
-from chairlift.gguf.architectures import ARCHITECTURES, WITH_EXPERTS, WITH_STATES
+from chairlift.gguf.architectures import ARCHITECTURES, BY_TRANSFORMERS, WITH_EXPERTS
 from chairlift.gguf.encoder_architectures import ENCODERS as GGUF_ENCODERS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
@@ -201,7 +201,7 @@ def text() -> str:
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
         gguf_encoders=", ".join(f"`{name}`" for name in GGUF_ENCODERS),
         with_experts=", ".join(f"`{name}`" for name in WITH_EXPERTS),
-        with_states=", ".join(f"`{name}`" for name in WITH_STATES),
+        with_states=", ".join(f"`{name}`" for name in BY_TRANSFORMERS),
         decoders=layout(decoders),
         encoders=layout(encoders),
         refused=layout(refused),

@@ -214,10 +214,12 @@ WITH_EXPERTS: dict[str, Architecture] = {
         switches=OF_SIGMOIDS,
     ),
 }
-# Those of models with states, whose rows are in hybrid_config.py and hybrid_changes.py.
-WITH_STATES = (
+# Those that transformers computes, all but the last with states: their rows are in hybrid_config.py and
+# hybrid_changes.py.
+BY_TRANSFORMERS = (
     *("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
     *("granitehybrid", "falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe", "jamba"),
+    "gemma4",
 )
 
 
@@ -232,7 +234,7 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) 
     table = WITH_EXPERTS if experts else ARCHITECTURES
     if not isinstance(name, str) or name not in table:
         kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
-        known = ", ".join((*table, *WITH_STATES, *ENCODERS))
+        known = ", ".join((*table, *BY_TRANSFORMERS, *ENCODERS))
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
     if table[name] is DEEPSEEK2:
         return deepseek_of(metadata, tensors)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from chairlift.gguf.gemma4 import GEMMA4
 from chairlift.gguf.hybrid_names import HybridNames, TensorChange
 from chairlift.gguf.mamba_changes import FALCON_H1, GRANITE, JAMBA, MAMBA2, NEMOTRON
 from chairlift.gguf.tensor_forms import joined_experts, logarithm, lowered, of_one, with_channel
@@ -170,4 +171,5 @@ HYBRID_NAMES: dict[str, HybridNames] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
     "jamba": JAMBA,
+    "gemma4": GEMMA4,
 }

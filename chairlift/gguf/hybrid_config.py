@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import values_checked
+from chairlift.gguf.gemma4 import gemma4
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_fields import delta_dense, delta_with_experts, lfm2, lfm2_moe
 from chairlift.gguf.mamba_fields import falcon_h1, granite_hybrid, jamba, mamba2, nemotron_h
@@ -57,4 +58,5 @@ HYBRIDS: Mapping[str, _Hybrid] = {
     "nemotron_h": _Hybrid("nemotron_h", nemotron_h),
     "nemotron_h_moe": _Hybrid("nemotron_h", nemotron_h),
     "jamba": _Hybrid("jamba", jamba),
+    "gemma4": _Hybrid("gemma4_text", gemma4),
 }

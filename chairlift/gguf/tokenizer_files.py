@@ -53,7 +53,7 @@ _RULES: dict[str, Json] = {
 # begin with a token for the beginning unless they say otherwise.
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken", "gpt-4o", "llama4")
 _WITH_BEGINNING = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
-_CHATGLM3 = "chatglm-spm"
+_CHATGLM3, _GEMMA4 = "chatglm-spm", "gemma4"
 # Rules of tokenizers that make one character of a letter and its accents before they cut a text.
 _COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt", "command-r", "modern-bert")
 # Tokens that end an answer, or mark whose turn it is, whatever type a file gives them: many name but one end and call
@@ -98,11 +98,13 @@ def tokenizer_files(metadata: Mapping[str, Any], name: str) -> dict[str, Json]:
     model = told.get("model")
     if model == "gpt2":
         made = byte_pairs(told, tokens, name)
-    elif model == "llama":
+    elif model in ("llama", _GEMMA4):
         made = _sentence_pieces(told, tokens, kinds, name)
     else:
-        raise UnsupportedModel(f"tokenizer.ggml.model {shown(model)} of {name} is not read; gpt2 and llama are")
-    begins = told.get("add_bos_token", model == "llama" or told.get("pre") in _WITH_BEGINNING)
+        known = f"gpt2, llama and {_GEMMA4}"
+        raise UnsupportedModel(f"tokenizer.ggml.model {shown(model)} of {name} is not read; these are: {known}")
+    # Of Gemma 4 llama.cpp puts it before texts whatever a file says.
+    begins = model == _GEMMA4 or told.get("add_bos_token", model == "llama" or told.get("pre") in _WITH_BEGINNING)
     bos = token_id(told, "bos_token_id", tokens, name)
     strips = _strips(metadata, model)
     whole = {
@@ -177,15 +179,12 @@ def _with_special(tokens: Sequence[str], kinds: Sequence[int], endings: Sequence
 
 def byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Json:
     """A tokenizer that merges bytes, in words that its rule makes. Raises UnsupportedModel naming the key."""
-    rule, merges = told.get("pre"), list_of(told, "merges", str, name)
+    rule, pairs = told.get("pre"), _merges(told, name)
     if not isinstance(rule, str) or rule not in _RULES:
         raise UnsupportedModel(
             f"tokenizer.ggml.pre {shown(rule)} of {name} is not read, by which texts are cut into words; these are: "
             f"{', '.join(_RULES)}"
         )
-    pairs = [each.split(" ", 1) for each in merges]
-    if any(len(pair) < 2 for pair in pairs):
-        raise UnsupportedModel(f"tokenizer.ggml.merges of {name} has one that is no pair")
     return {
         "normalizer": {"type": "NFC"} if rule in _COMPOSING else None,
         "pre_tokenizer": _RULES[rule],
@@ -195,17 +194,17 @@ def byte_pairs(told: Mapping[str, Any], tokens: Sequence[str], name: str) -> Jso
 
 
 def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], name: str) -> Json:
-    """A tokenizer that merges the pair whose whole has the highest score, as SentencePiece's BPE does."""
+    """A tokenizer that merges the pair whose whole has the highest score, as SentencePiece's BPE does.
+
+    Files of Gemma 4 list what is merged instead.
+    """
+    is_listed = told.get("model") == _GEMMA4
     if told.get("pre") == _CHATGLM3:
         problem = f"tokenizer.ggml.pre {_CHATGLM3!r} of {name} is not read"
         raise UnsupportedModel(f"{problem}: such tokenizers put tokens before each text that no file tells of")
-    scores = list_of(told, "scores", float, name)
-    if len(scores) != len(tokens):
-        raise UnsupportedModel(f"tokenizer.ggml.scores of {name} is not as long as its tokens")
-    # Of one score the pair of the earlier tokens first, which is what the order of a list of merges means.
-    pairs = sorted(_pairs(tokens, [-score for score in scores], kinds, name))
+    pairs = _merges(told, name) if is_listed else _scored(told, tokens, kinds, name)
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
-    begins = told.get("add_space_prefix", True)
+    begins = told.get("add_space_prefix", not is_listed)
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if begins else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
@@ -214,9 +213,25 @@ def _sentence_pieces(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequ
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": _bpe(tokens, [[tokens[left], tokens[right]] for _, left, right in pairs], unknown=unknown)
-        | {"byte_fallback": _BYTE in kinds, "fuse_unk": True},
+        "model": _bpe(tokens, pairs, unknown=unknown) | {"byte_fallback": _BYTE in kinds, "fuse_unk": True},
     }
+
+
+def _scored(told: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], name: str) -> list[list[str]]:
+    """What is merged by scores: of one score the pair of the earlier tokens first, as a list of merges means it."""
+    scores = list_of(told, "scores", float, name)
+    if len(scores) != len(tokens):
+        raise UnsupportedModel(f"tokenizer.ggml.scores of {name} is not as long as its tokens")
+    pairs = sorted(_pairs(tokens, [-score for score in scores], kinds, name))
+    return [[tokens[left], tokens[right]] for _, left, right in pairs]
+
+
+def _merges(told: Mapping[str, Any], name: str) -> list[list[str]]:
+    """What is merged, as a file lists it. Raises UnsupportedModel naming the key."""
+    pairs = [each.split(" ", 1) for each in list_of(told, "merges", str, name)]
+    if any(len(pair) < 2 for pair in pairs):
+        raise UnsupportedModel(f"tokenizer.ggml.merges of {name} has one that is no pair")
+    return pairs
 
 
 def _pairs(

@@ -16,7 +16,7 @@ from support.model_factory import edited_folder
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import transformers_config
-from chairlift.gguf.architectures import WITH_STATES
+from chairlift.gguf.architectures import BY_TRANSFORMERS
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_changes import HYBRID_NAMES
 from chairlift.gguf.hybrid_config import HYBRIDS, hybrid_config
@@ -32,7 +32,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_that_is_named_is_told_of_and_tried() -> None:
-    assert {*WITH_STATES} == {*HYBRIDS} == {*HYBRID_NAMES} == {written.arch for written in WRITTEN.values()}
+    assert {*BY_TRANSFORMERS} == {*HYBRIDS} == {*HYBRID_NAMES} == {written.arch for written in WRITTEN.values()}
 
 
 @pytest.mark.parametrize("name", WRITTEN)

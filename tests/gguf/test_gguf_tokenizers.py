@@ -145,8 +145,9 @@ def test_chatglm_3_s_tokenizer_is_refused() -> None:
         tokenizer_files(metadata, "m.gguf")
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentence_pieces(prefix: bool) -> None:
+@pytest.mark.parametrize(("prefix", "listed"), [(True, False), (False, False), (False, True)])
+def test_sentence_pieces(prefix: bool, listed: bool) -> None:
+    """Merged by scores, or as files of Gemma 4 list it, whose texts have a beginning whatever these say."""
     wanted = sentence_pieces(prefix)
     model = json.loads(wanted.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
@@ -156,6 +157,12 @@ def test_sentence_pieces(prefix: bool) -> None:
     whole = json.loads(wanted.to_str())
     whole["added_tokens"] = [each for each in whole["added_tokens"] if each["content"] in SPECIAL]
     wanted = Tokenizer.from_str(json.dumps(whole))
+    gemma4 = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.add_bos_token": False,
+    }
     found = made(
         {
             "tokenizer.ggml.model": "llama",
@@ -166,6 +173,7 @@ def test_sentence_pieces(prefix: bool) -> None:
             "tokenizer.ggml.eos_token_id": 2,
             "tokenizer.ggml.add_space_prefix": prefix,
         }
+        | (gemma4 if listed else {})
     )
     for text in TEXTS:
         assert found.encode(text).ids == wanted.encode(text).ids, text

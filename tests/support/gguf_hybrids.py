@@ -281,6 +281,54 @@ def _change_falcon(name: str, tensor: Tensor, config: Config) -> Named:
     yield from _change_mamba(name, tensor, config)
 
 
+def _describe_gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
+    ropes, kinds = config["rope_parameters"], config["layer_types"]
+    _describe(writer, config | {"rope_parameters": ropes["full_attention"]})
+    far = next(iter(config["per_layer_config"].values()))
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    for add_width, width in (
+        (writer.add_key_length, far["head_dim"]),
+        (writer.add_value_length, far["head_dim"]),
+        (writer.add_rope_dimension_count, far["head_dim"]),
+        (writer.add_key_length_swa, config["head_dim"]),
+        (writer.add_value_length_swa, config["head_dim"]),
+        (writer.add_rope_dimension_count_swa, config["head_dim"]),
+    ):
+        add_width(width)
+    near_heads = config["num_key_value_heads"]
+    far_heads = far.get("num_key_value_heads", near_heads)
+    writer.add_head_count_kv([near_heads if kind == "sliding_attention" else far_heads for kind in kinds])
+    wide = 2 if config["use_double_wide_mlp"] else 1
+    own = len(kinds) - config["num_kv_shared_layers"]
+    widths = [config["intermediate_size"] * (wide if layer >= own else 1) for layer in range(len(kinds))]
+    writer.add_feed_forward_length(widths if wide > 1 else widths[0])
+    if config["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _change_gemma4(name: str, tensor: Tensor, config: Config) -> Named:
+    """What is not rotated has a factor for its angles; what the experts give is scaled, and so is a router's input."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("router.scale"):
+        yield f"blk.{layer}.ffn_gate_inp.scale", tensor
+    elif name.endswith("per_expert_scale"):
+        yield f"blk.{layer}.ffn_down_exps.scale", tensor
+    else:
+        yield name if name.endswith(".weight") else f"{name}.weight", tensor
+    if name == "model.norm.weight":
+        far = next(iter(config["per_layer_config"].values()))["head_dim"]
+        turned = int(far * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+        yield "rope_freqs.weight", torch.tensor([1.0] * turned + [1e30] * (far // 2 - turned))
+
+
 _DENSE = {
     "num_local_experts": 0,
     "embedding_multiplier": 12.0,
@@ -320,6 +368,7 @@ _MORE = {
     "granitemoehybrid_dense": ("granitemoehybrid", FOREIGN["granitemoehybrid"][1] | _DENSE),
     "nemotron_h_moe": ("nemotron_h", _NEMOTRON | _MOE),
     "falcon_h1_multiplied": ("falcon_h1", FOREIGN["falcon_h1"][1] | _MULTIPLIED),
+    "gemma4_wide": ("gemma4_text", FOREIGN["gemma4_text"][1] | {"use_double_wide_mlp": True}),
 }
 WRITTEN = {
     "lfm2": Written("lfm2", _describe_lfm2, _change_lfm2),
@@ -335,6 +384,9 @@ WRITTEN = {
     "nemotron_h": Written("nemotron_h", _describe_nemotron, _change_mamba),
     "nemotron_h_moe": Written("nemotron_h_moe", _describe_nemotron, _change_mamba),
     "jamba": Written("jamba", _describe_jamba, _change_mamba),
+    "gemma4_text": Written("gemma4", _describe_gemma4, _change_gemma4),
+    "gemma4_experts": Written("gemma4", _describe_gemma4, _change_gemma4),
+    "gemma4_wide": Written("gemma4", _describe_gemma4, _change_gemma4),
 }
 
 
@@ -370,9 +422,12 @@ def hybrid_file(name: str, kind: str = "F32", num_guessing: int = 0) -> Path:
             add(writer, f"blk.{layer}.attn_norm.weight", np.zeros(32, np.float32))
     add_words(writer, config["vocab_size"])
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
-    for own, tensor in together(load_file(plain_hybrid(name) / "model.safetensors")).items():
+    tensors = load_file(plain_hybrid(name) / "model.safetensors")
+    # Folders of Gemma 4 have its experts in one as files do.
+    for own, tensor in (tensors if written.arch == "gemma4" else together(tensors)).items():
         for changed, array in written.change(own, tensor.float(), config):
-            new = changed if changed.startswith("blk.") else names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            is_own = changed.startswith(("blk.", "rope_freqs."))
+            new = changed if is_own else names.get_name(changed, try_suffixes=(".weight", ".bias"))
             assert new is not None, changed
             is_matrix = array.ndim >= 2 and not array.shape[-1] % block and "gate_inp" not in new and "ssm_" not in new
             add(writer, new, array.numpy(), kind if is_matrix else "F32")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
-from chairlift.gguf.architectures import WITH_STATES
+from chairlift.gguf.architectures import BY_TRANSFORMERS
 from chairlift.gguf.gguf_file import GgufFile, shown
 from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.ops.ggml_blocks import unpack_blocks
@@ -33,8 +33,8 @@ def gguf_tensors(folder: Path, dtype: torch.dtype) -> dict[str, LaterTensor]:
     if not path.exists():
         return {}
     name = GgufFile(path, with_vocabulary=False).metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in WITH_STATES:
-        known = ", ".join(WITH_STATES)
+    if not isinstance(name, str) or name not in BY_TRANSFORMERS:
+        known = ", ".join(BY_TRANSFORMERS)
         raise UnsupportedModel(f"of GGUF files transformers computes those of {known} here, not of {shown(name)}")
     tensors = HybridTensors(path, name, unpack_blocks, dtype)
     return {each: LaterTensor(tensors, each) for each in tensors.keys()}  # noqa: SIM118

@@ -1,0 +1,157 @@
+"""Gemma 4 in GGUF files, which transformers computes: what its config.json has, and what its tensors are called.
+
+Layers that see all of a text have wider heads than others, and of the last layers none has keys and values of its own.
+"""
+
+import math
+from collections.abc import Sequence
+
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.hybrid_names import HybridNames, TensorChange
+from chairlift.gguf.tensor_forms import joined_experts
+from chairlift.gguf.told_fields import Fields, optional_experts, rotation
+from chairlift.gguf.told_settings import ToldSettings
+
+_FREQUENCIES, _WORDS = "rope_freqs.weight", "per_layer_token_embd.weight"
+_KEY_HEADS, _WIDTHS, _WINDOWED = "attention.head_count_kv", "feed_forward_length", "attention.sliding_window_pattern"
+_CAP = "final_logit_softcapping"
+# By what files divide the angles of what is not rotated.
+_STILL = 1e20
+
+GEMMA4 = HybridNames(
+    "gemma4_text",
+    names={
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "layer_output_scale.weight": "layer_scalar",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_exps.weight": "experts.gate_proj",
+        "ffn_up_exps.weight": "experts.up_proj",
+        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+        "ffn_down_exps.weight": "experts.down_proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    },
+    whole={
+        "token_embd": "model.embed_tokens",
+        "output": "lm_head",
+        "output_norm": "model.norm",
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    changes=(TensorChange("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), joined_experts),),
+)
+
+
+def gemma4(told: ToldSettings, file: GgufFile) -> Fields:
+    """The fields of a config.json. Raises UnsupportedModel naming the key or tensor at fault."""
+    hidden, windowed = told.size("embedding_length"), [bool(each) for each in told.sizes(_WINDOWED)]
+    if windowed[-1]:
+        raise told.wrong(_WINDOWED, "such that the last layer does not see all of a text")
+    for end in ("", "_swa"):
+        width = told.size(f"attention.key_length{end}")
+        told.must_be(f"attention.value_length{end}", width)
+        told.must_be(f"rope.dimension_count{end}", width)
+    wide, narrow = told.size("attention.key_length"), told.size("attention.key_length_swa")
+    softmax = 1
+    told.must_be("expert_gating_func", softmax)
+    shared = told.size("attention.shared_kv_layers", 0, least=0, most=told.num_layers - 1)
+    return {
+        "num_attention_heads": told.size("attention.head_count", most=hidden),
+        "head_dim": narrow,
+        "global_head_dim": wide,
+        "max_position_embeddings": told.size("context_length"),
+        "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
+        "sliding_window": told.size("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed],
+        "num_kv_shared_layers": shared,
+        "rope_parameters": _rotations(told, file, wide),
+        "final_logit_softcapping": told.number(_CAP) if told.has(_CAP) else None,
+        **_key_heads(told, file, windowed, told.num_layers - shared),
+        **_mlps(told, told.num_layers - shared),
+        **_words(told, file),
+        **_experts(told),
+    }
+
+
+def _rotations(told: ToldSettings, file: GgufFile, wide: int) -> Fields:
+    """Those of layers with windows, and of others, of whose heads the first part is rotated."""
+    base = rotation(told)
+    factors = file.floats(_FREQUENCIES) if _FREQUENCIES in file.tensors else [1.0] * (wide // 2)
+    turned = factors.count(1.0)
+    if len(factors) != wide // 2 or not turned or not all(each >= _STILL for each in factors[turned:]):
+        raise UnsupportedModel(f"tensor {_FREQUENCIES!r} of {told.file_name} is not for a first part of {wide} numbers")
+    return {
+        "sliding_attention": {"rope_type": "default", "rope_theta": told.number("rope.freq_base_swa", 1e4)},
+        "full_attention": base | {"rope_type": "proportional", "partial_rotary_factor": turned / (wide // 2)},
+    }
+
+
+def _key_heads(told: ToldSettings, file: GgufFile, windowed: Sequence[bool], own: int) -> Fields:
+    """How many heads share keys and values, of the first layers, which have their own: values may be the keys."""
+    counts = [*zip(told.sizes(_KEY_HEADS, told.size("attention.head_count")), windowed, strict=True)][:own]
+    near, far = ({count for count, is_near in counts if is_near == kind} for kind in (True, False))
+    if len(near) != 1 or len(far) != 1 or 0 in near | far:
+        raise told.wrong(_KEY_HEADS, "not one number for layers with windows, and one for others")
+    has_values = {
+        f"blk.{layer}.attn_v.weight" in file.tensors for layer, (_, is_near) in enumerate(counts) if not is_near
+    }
+    if len(has_values) != 1:
+        raise UnsupportedModel(f"{told.file_name} has attn_v in some of the layers that see all of a text alone")
+    if has_values == {True} and near != far:
+        raise told.wrong(_KEY_HEADS, "not the same for all layers, of which all have values of their own")
+    return {
+        "num_key_value_heads": near.pop(),
+        "num_global_key_value_heads": far.pop(),
+        "attention_k_eq_v": has_values == {False},
+    }
+
+
+def _mlps(told: ToldSettings, own: int) -> Fields:
+    """How wide MLPs are, which may be twice that in layers without keys and values of their own."""
+    widths = told.sizes(_WIDTHS)
+    first, behind = widths[0], {*widths[own:]}
+    doubled = behind == {2 * first}
+    if not first or {*widths[:own]} != {first} or not (doubled or behind <= {first}):
+        raise told.wrong(_WIDTHS, f"neither the same for all layers nor twice that behind the first {own}")
+    return {"intermediate_size": first, "use_double_wide_mlp": doubled}
+
+
+def _words(told: ToldSettings, file: GgufFile) -> Fields:
+    """The table of embeddings that each layer has of its own."""
+    size = told.size("embedding_length_per_layer_input", 0, least=0)
+    if not size:
+        return {"hidden_size_per_layer_input": 0}
+    table = file.tensors.get(_WORDS)
+    if table is None or len(table.shape) != 2 or math.prod(table.shape[1:]) != size * told.num_layers:
+        raise UnsupportedModel(f"tensor {_WORDS!r} of {told.file_name} is missing, or not of {size} for each layer")
+    return {"hidden_size_per_layer_input": size, "vocab_size_per_layer_input": table.shape[0]}
+
+
+def _experts(told: ToldSettings) -> Fields:
+    """Those beside each MLP, if there are any."""
+    count, used = optional_experts(told)
+    if not count:
+        told.has("expert_feed_forward_length")
+        return {"enable_moe_block": False}
+    width = told.size("expert_feed_forward_length")
+    return {"enable_moe_block": True, "num_experts": count, "top_k_experts": used, "moe_intermediate_size": width}
