@@ -13,6 +13,7 @@ from chairlift.core.items.item import Failure
 from chairlift.core.items.limits import BatchLimits
 from chairlift.engine.items.call import CallFailed, CallResult, Unwanted
 from chairlift.engine.items.dispatcher import Answer, Dispatcher
+from chairlift.engine.machine import Machine, MachineTurns
 from chairlift.errors import DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 
 
@@ -400,6 +401,44 @@ def test_parts_of_items_that_have_gone_go_nowhere_and_once_all_have_the_stream_i
             executor.on_parts({0: "g", 1: "h", 2: "i"})
         assert heard == ["b", "c", "e"]
         await dispatcher.close()
+
+    run(main)
+
+
+class SentAhead(Streams):
+    """The same, which takes a second batch while it is at one."""
+
+    queues = True
+
+
+@pytest.mark.parametrize("kind", [Streams, SentAhead])
+def test_a_stream_leaves_the_machine_to_other_models_from_its_first_part_on(kind: type[Streams]) -> None:
+    """It may have no end. Until then the machine is the model's own, as for any call."""
+
+    async def main() -> None:
+        machine, executor, gate = Machine(), kind(), Gate()
+        streaming = Dispatcher(BatchLimits(), [executor], turns=MachineTurns(machine, "streams", 1.0))
+        other = Dispatcher(BatchLimits(), [gate], turns=MachineTurns(machine, "other", 1.0))
+        heard: list[str] = []
+        stream = streaming.submit("a", on_part=heard.append)
+        await turns()
+        first, on_parts = other.submit("b"), executor.on_parts
+        await turns(20)
+        assert gate.calls == []
+        on_parts({0: "one"})
+        assert (await first).value == "b"
+        # Who waits for the same executor does not hold it either.
+        behind = streaming.submit("c", on_part=heard.append)
+        await turns(20)
+        assert (await other.submit("d")).value == "d"
+        on_parts({0: "two"})
+        assert (await other.submit("e")).value == "e"
+        assert heard == ["one", "two"]
+        assert [each.done() for each in (stream, behind)] == [False, False]
+        for each in (streaming, other):
+            await each.close()
+        for each in (stream, behind):
+            assert isinstance(each.exception(), Unavailable)
 
     run(main)
 

@@ -1,7 +1,7 @@
 """One call with a batch of items: what comes of it, wherever it runs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -63,3 +63,13 @@ def checked(results: Sequence[Any], expected: int) -> Sequence[Any]:
         f"{len(results)} results came for a batch of {expected}: there must be one for each, in order"
     )
     return [error] * expected
+
+
+class BatchExecutor(Protocol):
+    """Computes batches, one at a time.
+
+    One whose `queues` is true may be given a batch while it is at another, and begins it by itself after that.
+    """
+
+    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
+        """Compute one batch. Raises CallFailed; any other exception counts as one that the call raised."""

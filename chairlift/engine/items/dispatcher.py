@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from chairlift.core.items.item import Batch, BatchResult, Failure, Item
 from chairlift.core.items.learned import HighQuantile
 from chairlift.core.items.limits import BatchLimits
 from chairlift.core.items.scheduler import ItemScheduler
-from chairlift.engine.items.call import CallFailed, CallResult, OnParts, Unwanted, checked, error_of, raisable
+from chairlift.engine.items.call import BatchExecutor, CallFailed, Unwanted, checked, error_of, raisable
 from chairlift.engine.machine import MachineTurns
 from chairlift.errors import ChairliftError, DeadlineExceeded, InvalidRequest, QueueFull, RequestFailed, Unavailable
 from chairlift.runners.error_text import describe
@@ -31,16 +31,6 @@ log = logging.getLogger(__name__)
 _MOST_DELIVERY = 0.25
 
 OnPart = Callable[[Any], None]
-
-
-class BatchExecutor(Protocol):
-    """Computes batches, one at a time.
-
-    One whose `queues` is true may be given a batch while it is at another, and begins it by itself after that.
-    """
-
-    async def run(self, payloads: Sequence[Any], on_parts: OnParts | None = None) -> CallResult:
-        """Compute one batch. Raises CallFailed; any other exception counts as one that the call raised."""
 
 
 class Answer(msgspec.Struct):
@@ -113,13 +103,11 @@ class Dispatcher:
         self._lost: set[int] = set(range(len(executors), len(self._all)))
         self.scheduler = self._scheduler()
         self.on_batch = on_batch
-        self._on_search = on_search
-        self._searching = False
+        self._on_search, self._searching = on_search, False
         self._turns = turns
         if turns is not None:
             turns.call(self._pump)
-        self._clock = clock
-        self._raise_originals = raise_originals
+        self._clock, self._raise_originals = clock, raise_originals
         self._refusal: str | None = None
         self._is_closed = False
         self.id_prefix = ""
@@ -127,6 +115,8 @@ class Dispatcher:
         # Those of each owner, of which there is none unless somebody says so.
         self._owned: dict[Hashable, dict[str, _Entry]] = {}
         self._calls: dict[asyncio.Task[None], Batch] = {}
+        # Of executors, by number, the calls of which parts have come.
+        self._streams: dict[int, Batch] = {}
         self._serial = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_pump_due = False
@@ -321,9 +311,9 @@ class Dispatcher:
         """Send off whatever the scheduler says, and sleep until it may say otherwise."""
         self._is_pump_due = False
         self._note_search()
-        turns, calls, scheduler = self._turns, self._calls, self.scheduler
+        turns, scheduler = self._turns, self.scheduler
         waiting = scheduler.num_waiting, scheduler.num_background_waiting
-        if turns is not None and not turns.allow(len(calls), *waiting):
+        if turns is not None and not turns.allow(self._num_holding, *waiting):
             return
         try:
             while (batch := self.scheduler.schedule(self._clock())) is not None:
@@ -337,7 +327,12 @@ class Dispatcher:
         except Exception as error:
             self._recover(error)
         if turns is not None:
-            turns.rest(len(calls))
+            turns.rest(self._num_holding)
+
+    @property
+    def _num_holding(self) -> int:
+        """Calls for which the model holds its turn: a stream, which may have no end, and who waits for it do not."""
+        return sum(batch.instance not in self._streams for batch in self._calls.values())
 
     def _set_timer(self) -> None:
         moment = self.scheduler.ask_again
@@ -374,6 +369,9 @@ class Dispatcher:
         What is for an item that is not here any more goes nowhere. Raises Unwanted if that is so for all of the batch.
         """
         entries, kept = self._entries, {}
+        if self._streams.get(batch.instance) is not batch:
+            self._streams[batch.instance] = batch
+            self._ask_soon(asyncio.get_running_loop())
         for place, part in parts.items():
             entry = entries.get(batch.items[place].id)
             if entry is not None and entry.on_part is not None:
@@ -410,6 +408,8 @@ class Dispatcher:
         finally:
             assert call is not None
             self._calls.pop(call, None)
+            if self._streams.get(batch.instance) is batch:
+                del self._streams[batch.instance]
         try:
             self._finish(batch, outcome, results, cause)
         except Exception as error:
