@@ -101,6 +101,11 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     if raw.get("quantization_config") is not None:
         raise UnsupportedModel("quantization_config is not supported; a model that leaves it unset works")
     raw = _text_part(raw)
+    if raw.get("is_causal") is False:
+        # Only masks say so, of which none is made here.
+        raise UnsupportedModel(
+            "is_causal=False is not supported through transformers: tokens would see only those before them"
+        )
     names = raw.get("architectures") or []
     if not any(each.endswith(_GENERATES) for each in names):
         raise UnsupportedModel(f"model_type {name!r} with architectures {names}: none writes texts (ForCausalLM)")

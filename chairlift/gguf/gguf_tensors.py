@@ -95,7 +95,10 @@ class GgufTensors:
             (_, keys), (_, values) = self._halves[name]
             heads, rank, plain = keys.shape
             return _Shape((heads * (plain + values.shape[1]), rank))
-        shape = self._places[name][1].shape
+        own, place = self._places[name]
+        # Whoever asks takes memory for it next, so it has to be there.
+        self._types.packing_within(own, place, self._file.path.name)
+        shape = place.shape
         return _Shape(shape[::-1] if self._is_transposed(name) else shape)
 
     def get_tensor(self, name: str) -> Tensor:

@@ -87,6 +87,21 @@ def test_what_is_said_to_see_both_ways_does(tmp_path: Path) -> None:
     assert np.abs(embedded(folder) - embedded(found)).max() > 0.01
 
 
+def test_a_projection_that_is_not_all_there_is_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outputs, about which it lies, follow its name, the number of its dimensions and its inputs."""
+    data, name = bytearray(gguf_file("gemma_embedding", pooling=1).read_bytes()), b"dense_2.weight"
+    at = data.index(name) + len(name) + 4
+    assert int.from_bytes(data[at + 8 : at + 16], "little") == 96
+    data[at + 8 : at + 16] = (2**33).to_bytes(8, "little")
+    # What else would tell.
+    (tmp_path / "m.gguf").write_bytes(data.replace(b"dense_2_feat_out", b"dense_2_feat_xxx"))
+    monkeypatch.setattr(SentenceFiles, "width", lambda self, size: size)
+    with pytest.raises(UnsupportedModel, match=r"tensor 'dense_2\.weight' lies beyond the end of model\.gguf"):
+        EncoderRunner(str(folder_of(tmp_path / "m.gguf")), dtype="float32", num_threads=1).load()
+
+
 @pytest.mark.parametrize(
     ("model", "old", "new", "message"),
     [

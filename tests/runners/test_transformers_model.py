@@ -393,6 +393,13 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
         make_runner(folder, ops="native")
 
 
+def test_tokens_that_see_what_follows_are_refused(tmp_path: Path) -> None:
+    """Of Llama only a mask tells, and its layers would attend as ever."""
+    folder = edited_folder(tmp_path / "m", model_folder("llama"), is_causal=False)
+    with pytest.raises(UnsupportedModel, match="is_causal=False is not supported through transformers"):
+        make_runner(folder, implementation="transformers")
+
+
 def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_config, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[transformers\]'"):

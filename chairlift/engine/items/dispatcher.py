@@ -369,9 +369,6 @@ class Dispatcher:
         What is for an item that is not here any more goes nowhere. Raises Unwanted if that is so for all of the batch.
         """
         entries, kept = self._entries, {}
-        if self._streams.get(batch.instance) is not batch:
-            self._streams[batch.instance] = batch
-            self._ask_soon(asyncio.get_running_loop())
         for place, part in parts.items():
             entry = entries.get(batch.items[place].id)
             if entry is not None and entry.on_part is not None:
@@ -380,6 +377,9 @@ class Dispatcher:
                 kept[place] = part
         if not any(item.id in entries for item in batch.items):
             raise Unwanted
+        if self._streams.get(batch.instance) is not batch:
+            self._streams[batch.instance] = batch
+            self._ask_soon(asyncio.get_running_loop())
         return kept
 
     async def _call(self, batch: Batch, run: Any) -> None:
