@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chairlift.gguf.gemma4 import GEMMA4
 from chairlift.gguf.hybrid_names import HybridNames, TensorChange
 from chairlift.gguf.mamba_changes import FALCON_H1, GRANITE, JAMBA, MAMBA2, NEMOTRON
 from chairlift.gguf.tensor_forms import joined_experts, logarithm, lowered, of_one, with_channel
@@ -157,6 +156,47 @@ _QWEN3_NEXT = HybridNames(
         of_one("linear_attn.A_log", logarithm),
     ),
 )
+_GEMMA4 = HybridNames(
+    "gemma4_text",
+    names={
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "layer_output_scale.weight": "layer_scalar",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_exps.weight": "experts.gate_proj",
+        "ffn_up_exps.weight": "experts.up_proj",
+        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+        "ffn_down_exps.weight": "experts.down_proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    },
+    whole={
+        "token_embd": "model.embed_tokens",
+        "output": "lm_head",
+        "output_norm": "model.norm",
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    changes=(TensorChange("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), joined_experts),),
+)
 
 # By a file's `general.architecture`.
 HYBRID_NAMES: dict[str, HybridNames] = {
@@ -171,5 +211,5 @@ HYBRID_NAMES: dict[str, HybridNames] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
     "jamba": JAMBA,
-    "gemma4": GEMMA4,
+    "gemma4": _GEMMA4,
 }

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import values_checked
-from chairlift.gguf.gemma4 import gemma4
+from chairlift.gguf.gemma4_fields import gemma4
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_fields import delta_dense, delta_with_experts, lfm2, lfm2_moe
 from chairlift.gguf.mamba_fields import falcon_h1, granite_hybrid, jamba, mamba2, nemotron_h

@@ -1,4 +1,4 @@
-"""Gemma 4 in GGUF files, which transformers computes: what its config.json has, and what its tensors are called.
+"""What the config.json of Gemma 4 has, which transformers computes, out of a GGUF file's metadata.
 
 Layers that see all of a text have wider heads than others, and of the last layers none has keys and values of its own.
 """
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import GgufFile
-from chairlift.gguf.hybrid_names import HybridNames, TensorChange
-from chairlift.gguf.tensor_forms import joined_experts
 from chairlift.gguf.told_fields import Fields, optional_experts, rotation
 from chairlift.gguf.told_settings import ToldSettings
 
@@ -18,48 +16,6 @@ _KEY_HEADS, _WIDTHS, _WINDOWED = "attention.head_count_kv", "feed_forward_length
 _CAP = "final_logit_softcapping"
 # By what files divide the angles of what is not rotated.
 _STILL = 1e20
-
-GEMMA4 = HybridNames(
-    "gemma4_text",
-    names={
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-        "layer_output_scale.weight": "layer_scalar",
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
-        "ffn_gate_inp": "router.proj",
-        "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps.scale": "router.per_expert_scale",
-        "ffn_gate_exps.weight": "experts.gate_proj",
-        "ffn_up_exps.weight": "experts.up_proj",
-        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
-        "ffn_down_exps.weight": "experts.down_proj",
-        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-        "post_ffw_norm_1": "post_feedforward_layernorm_1",
-        "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    },
-    whole={
-        "token_embd": "model.embed_tokens",
-        "output": "lm_head",
-        "output_norm": "model.norm",
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
-    },
-    changes=(TensorChange("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), joined_experts),),
-)
 
 
 def gemma4(told: ToldSettings, file: GgufFile) -> Fields:
