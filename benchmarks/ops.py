@@ -21,6 +21,7 @@ from chairlift.ops.base import AttentionBatch, HeadShape
 from chairlift.ops.contract import Ops
 from chairlift.ops.cpu import CpuOps
 from chairlift.ops.reference import ReferenceOps
+from chairlift.ops.rotation import RotaryTable
 
 CPU = torch.device("cpu")
 HIDDEN, INTERMEDIATE, VOCABULARY, BLOCK_SIZE = 576, 1536, 49152, 16
@@ -124,7 +125,8 @@ def bench_attention(
         batch = make_batch(sequences, tokens, context)
         per_token = 2 * heads.num_kv_heads * (heads.head_dim * cached.itemsize + (4 if cached == torch.int8 else 0))
         size = sequences * context * per_token
-        qkv, cos_sin = torch.randn(sequences * tokens, width).to(dtype), torch.randn(context, heads.head_dim)
+        qkv = torch.randn(sequences * tokens, width).to(dtype)
+        rotation = RotaryTable(torch.randn(context, heads.head_dim))
         attends: list[list[Callable[[], object]]] = []
         writes: list[list[Callable[[], object]]] = []
         for ops in (native, reference):
@@ -134,9 +136,9 @@ def bench_attention(
             ]
             for pages in itertools.chain(*caches):
                 pages.fill_(0.5 if pages.is_floating_point() else 64)
-            query = ops.rope_and_write(qkv, cos_sin, batch, caches[0], heads)
+            query = ops.rope_and_write(qkv, rotation, batch, caches[0], heads)
             attends.append([partial(ops.attention, query, cache, batch, heads) for cache in caches])
-            writes.append([partial(ops.rope_and_write, qkv, cos_sin, batch, cache, heads) for cache in caches])
+            writes.append([partial(ops.rope_and_write, qkv, rotation, batch, cache, heads) for cache in caches])
         label = f"{sequences} x {tokens} tokens, {context} context"
         if tokens == 1:
             report(f"plain read before {label}", [memory.sum], [memory.sum], memory.nbytes)

@@ -285,7 +285,7 @@ template <typename T> class Forward {
     template <typename C> void attend_cache(const DecoderLayer &layer, const Plan &plan) {
         Heads heads = decoder.heads;
         heads.window = layer.window;
-        rope_and_write(workspace.qkv, workspace.query, layer.cos_sin, pass.positions, pass.slots,
+        rope_and_write(workspace.qkv, workspace.query, layer.rotation, pass.positions, pass.slots,
                        static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache), layer.head_norms,
                        pass.num_tokens, heads, team);
         team.wait();

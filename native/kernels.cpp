@@ -41,13 +41,13 @@ void any_gate(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t
     });
 }
 
-void any_rope_and_write(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
+void any_rope_and_write(const void *qkv, void *q_out, const RotaryTable &rotation, const int64_t *positions,
                         const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms &norms, int64_t tokens,
                         const Heads &heads, int32_t dtype) {
     with_types(dtype, heads, [&](auto *type, auto *cache) {
         using T = decltype(type);
         using C = decltype(cache);
-        rope_and_write(T(qkv), T(q_out), cos_sin, positions, slots, C(k_cache), C(v_cache), norms, tokens, heads);
+        rope_and_write(T(qkv), T(q_out), rotation, positions, slots, C(k_cache), C(v_cache), norms, tokens, heads);
     });
 }
 

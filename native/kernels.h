@@ -105,6 +105,12 @@ struct Latent {
     float eps;                      // of both norms
 };
 
+// How queries and keys are turned at each position, and by what queries grow there.
+struct RotaryTable {
+    const float *cos_sin;       // [positions, head_dim]: cosines of all pairs, then sines
+    const float *query_factors; // [positions]; null: all are 1
+};
+
 // One layer of a decoder, and its norms of what attention and the MLP are given (pre) and of what they give (post).
 struct DecoderLayer {
     Norm attention_pre_norm, attention_post_norm, mlp_pre_norm, mlp_post_norm;
@@ -114,7 +120,7 @@ struct DecoderLayer {
     const Latent *latent;       // if there is one, qkv is not used
     const float *sinks;         // of each head a score of nothing that every token sees; null: there are none
     void *k_cache, *v_cache;
-    const float *cos_sin;
+    RotaryTable rotation;
     int32_t window;
     int32_t parallel;           // whether the MLP is given what attention is given, and both are added
 };
@@ -242,7 +248,7 @@ struct Kernels {
     void (*rms_norm)(const void *x, void *residual, const Norm &norm, void *out, int64_t rows, int64_t dim, float eps,
                      int32_t dtype);
     void (*gate)(const void *gate_up, void *out, int64_t rows, int64_t dim, int32_t activation, int32_t dtype);
-    void (*rope_and_write)(const void *qkv, void *q_out, const float *cos_sin, const int64_t *positions,
+    void (*rope_and_write)(const void *qkv, void *q_out, const RotaryTable &rotation, const int64_t *positions,
                            const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms &norms, int64_t tokens,
                            const Heads &heads, int32_t dtype);
     void (*attention)(const void *q, void *out, const void *k_cache, const void *v_cache, const Batch &batch,

@@ -155,6 +155,10 @@ constexpr Field LAYOUT[] = {
     FIELD(Latent, value),
     FIELD(Latent, eps),
 
+    STRUCTURE(RotaryTable),
+    FIELD(RotaryTable, cos_sin),
+    FIELD(RotaryTable, query_factors),
+
     STRUCTURE(DecoderLayer),
     FIELD(DecoderLayer, attention_pre_norm),
     FIELD(DecoderLayer, attention_post_norm),
@@ -170,7 +174,7 @@ constexpr Field LAYOUT[] = {
     FIELD(DecoderLayer, sinks),
     FIELD(DecoderLayer, k_cache),
     FIELD(DecoderLayer, v_cache),
-    FIELD(DecoderLayer, cos_sin),
+    FIELD(DecoderLayer, rotation),
     FIELD(DecoderLayer, window),
     FIELD(DecoderLayer, parallel),
 

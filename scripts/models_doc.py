@@ -9,6 +9,8 @@ from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
+from chairlift.folders.layer_rules import rope_per_type, rope_scaled_without_window
+from chairlift.folders.multimodal import MULTIMODAL
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
 from chairlift.gguf.architectures import ARCHITECTURES, BY_TRANSFORMERS, WITH_EXPERTS
 from chairlift.gguf.encoder_architectures import ENCODERS as GGUF_ENCODERS
@@ -19,6 +21,7 @@ KNOWN = {
     "llama": "Llama 2, 3, 3.1, 3.2 (text), TinyLlama, SmolLM 1 and 2, Falcon 3, Yi, DeepSeek R1 distilled into Llama",
     "mistral": "Mistral 7B, Nemo, Codestral, Small (text)",
     "ministral": "Ministral 8B",
+    "ministral3": "Ministral 3 3B, 8B and 14B (text)",
     "qwen2": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek R1 distilled into Qwen",
     "qwen3": "Qwen 3, Qwen3-Embedding, Qwen3-Reranker",
     "gemma3_text": "Gemma 3 270M and 1B, EmbeddingGemma",
@@ -113,11 +116,27 @@ FOREIGN = {
 }
 # Those that read images too, of which the part for texts is served, through transformers as well.
 SEEING = {
-    "gemma3": "Gemma 3 4B to 27B; its part for images is left out",
     "gemma4": "Gemma 4; its parts for images and sound are left out",
-    "mistral3": "Mistral Small 3.1 and 3.2; its part for images is left out",
     "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
     "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
+}
+# The same natively.
+KNOWN_MULTIMODAL = {
+    "gemma3": "Gemma 3 4B to 27B",
+    "mistral3": "Mistral Small 3.1 and 3.2, Ministral 3",
+    "qwen2_vl": "Qwen2-VL, QVQ",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen3_vl": "Qwen3-VL 2B to 32B",
+    "llava": "LLaVA 1.5, Pixtral",
+    "llava_next": "LLaVA 1.6, Granite Vision",
+    "llava_onevision": "LLaVA-OneVision",
+    "internvl": "InternVL 3 as transformers has it",
+    "aya_vision": "Aya Vision",
+    "cohere2_vision": "Command A Vision",
+    "idefics3": "Idefics 3",
+    "smolvlm": "SmolVLM",
+    "voxtral": "Voxtral",
+    "qwen2_audio": "Qwen2-Audio",
 }
 REFUSED = {f"{what} ({', '.join(models.values())})": why for what, why, models in REFUSED_FAMILIES} | {
     "images and sound": "only texts go in",
@@ -149,6 +168,11 @@ rotation* have no RoPE, *experts* are a mixture of experts, and *multipliers* ar
 residuals and logits.
 
 {decoders}
+
+Of these **models that read images or sound, too**, the part for texts is computed by the same kernels; the others are
+left in the files, and a request with images is refused.
+
+{multimodal}
 
 ## Any other family, through transformers
 
@@ -196,6 +220,7 @@ def text() -> str:
     decoders += [[f"`{name}`", KNOWN[name], _unlike_llama(row)] for name, row in DECODERS.items()]
     encoders = [["`model_type`", "models"], *([f"`{name}`", KNOWN[name]] for name in ENCODERS)]
     foreign = [["`model_type`", "models"], *([f"`{name}`", known] for name, known in (FOREIGN | SEEING).items())]
+    multimodal = [["`model_type`", "models"], *([f"`{name}`", KNOWN_MULTIMODAL[name]] for name in MULTIMODAL)]
     refused = [["models", "why"], *map(list, REFUSED.items())]
     return _TEXT.format(
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
@@ -206,6 +231,7 @@ def text() -> str:
         encoders=layout(encoders),
         refused=layout(refused),
         foreign=layout(foreign),
+        multimodal=layout(multimodal),
     )
 
 
@@ -219,7 +245,8 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "norms of queries and keys": row.qk_norm is not None,
         "windows": row.windows is not plain.windows,
         "layers without rotation": row.rotated is not plain.rotated and row.slopes is None,
-        "a rotation for each kind of layer": row.rope is not plain.rope,
+        "a rotation for each kind of layer": row.rope in (rope_per_type, rope_scaled_without_window),
+        "queries that grow with positions": row.grows,
         "neighbours rotated": row.neighbours,
         "part of a head rotated": row.rotary_share is not None,
         "joint projections": len(row.names.qkv) == 1 or (row.gated and len(row.names.gate_up) == 1),

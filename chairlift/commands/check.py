@@ -14,6 +14,7 @@ from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel, look
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
 from chairlift.folders.model_json import NO_TOKENIZER, optional_object, read_model_json, values_checked
+from chairlift.folders.multimodal import multimodal_of
 from chairlift.folders.quantization_config import parse_quantization
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tensor_files import count_numbers, weight_files
@@ -121,8 +122,9 @@ def _of_sequences(found: _LookedUp, config: DecoderConfig) -> Rows:
     is_centred = config.family.norm_kind != "rms"
     embedding = config.vocab_size * config.hidden_size if is_centred or not config.tied else 0
     held, computed = _held(found, embedding, is_copied=config.tied), computed_dtype("auto", config)
+    less = "" if config.multimodal is None else "; its parts for images and sounds are left out"
     rows = [
-        ("model", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}: writes texts"),
+        ("model", f"{config.model_type}, {config.num_layers} layers of {config.hidden_size}: writes texts{less}"),
         ("computed by", "native kernels"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
@@ -212,7 +214,8 @@ def _of_folder(folder: Path) -> _LookedUp:
     except UnsupportedModel as error:
         return _LookedUp(folder, None, str(error))
     problem = None if (folder / _TOKENIZER).is_file() else f"{folder} {NO_TOKENIZER}"
-    return _LookedUp(folder, count_numbers(folder), problem)
+    parts = multimodal_of(read_model_json(folder))
+    return _LookedUp(folder, count_numbers(folder, () if parts is None else parts.left), problem)
 
 
 def _looked_up(model: str, revision: str | None) -> _LookedUp:
@@ -236,7 +239,9 @@ def _looked_up(model: str, revision: str | None) -> _LookedUp:
     raw = read_model_json(folder)
     numbers = numbers_in(sum(known), raw) if len(known) == len(sizes) else None
     problem = None if any(file.name == _TOKENIZER for file in there) else f"it {NO_TOKENIZER}"
-    return _LookedUp(folder, numbers, problem, raw.get("quantization_config") is not None)
+    # Of other parts than that for texts only the files themselves tell.
+    is_estimate = raw.get("quantization_config") is not None or multimodal_of(raw) is not None
+    return _LookedUp(folder, numbers, problem, is_estimate)
 
 
 def numbers_in(size: int, raw: Mapping[str, Any]) -> int:
@@ -263,5 +268,7 @@ def _embedding(raw: Mapping[str, Any]) -> int:
 
 def _is_tied(raw: Mapping[str, Any]) -> bool:
     """Whether a model's head is its embedding."""
+    if (parts := multimodal_of(raw)) is not None:
+        raw = parts.text_config(raw)
     family = DECODERS.get(str(raw.get("model_type")))
     return bool(raw.get("tie_word_embeddings", family is None or family.tied))

@@ -37,9 +37,11 @@ from chairlift.folders.expert_rules import (
 )
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import (
+    CWM_ROPE,
+    GPT_OSS_ROPE,
+    MINISTRAL3_ROPE,
     one_window,
-    rope_of_cwm,
-    rope_of_gpt_oss,
+    rope_or,
     rope_per_type,
     rope_scaled_without_window,
     rotated_but_every_fourth,
@@ -101,6 +103,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "llama": DecoderFamily(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": DecoderFamily(windows=one_window),
     "ministral": DecoderFamily(windows=window_but(-1, 0, optional=True)),
+    "ministral3": DecoderFamily(windows=window_if_set, rope=rope_or(MINISTRAL3_ROPE), head_dim=128, grows=True),
     "qwen2": DecoderFamily(qkv_bias=True, windows=window_per_layer),
     "qwen3": DecoderFamily(
         qkv_bias="attention_bias", o_bias="attention_bias", qk_norm="head", head_dim=128, windows=window_per_layer
@@ -244,7 +247,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         rms_norm_eps=1e-5,
         rope_theta=1e6,
         windows=window_but(0, 4, 8192),
-        rope=rope_of_cwm,
+        rope=rope_or(CWM_ROPE),
     ),
     "mixtral": DecoderFamily(rms_norm_eps=1e-5, rope_theta=1e6, windows=window_if_set, experts=MIXTRAL),
     "qwen2_moe": DecoderFamily(qkv_bias=("qkv_bias", True), windows=window_by_turns, experts=QWEN2),
@@ -294,7 +297,7 @@ FAMILIES: dict[str, DecoderFamily] = {
         rms_norm_eps=1e-5,
         rope_theta=1.5e5,
         windows=window_but(-1, 2, 128),
-        rope=rope_of_gpt_oss,
+        rope=rope_or(GPT_OSS_ROPE),
         sinks=True,
         quantized="mxfp4",
         experts=GPT_OSS,

@@ -10,7 +10,7 @@ Windows = tuple[int | None, ...]
 Rotated = tuple[bool, ...]
 Raw = Mapping[str, Any]
 
-_CWM_ROPE = {
+CWM_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 1e6,
     "factor": 16.0,
@@ -18,7 +18,7 @@ _CWM_ROPE = {
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
 }
-_GPT_OSS_ROPE = {
+GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1.5e5,
     "factor": 32.0,
@@ -26,6 +26,17 @@ _GPT_OSS_ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16384,
+    "llama_4_scaling_beta": 0.1,
 }
 
 
@@ -157,14 +168,13 @@ def rope_scaled_without_window(raw: Raw, sliding: bool) -> Raw:
     return {**raw, "rope_scaling": None, "rope_parameters": theta}
 
 
-def rope_of_cwm(raw: Raw, sliding: bool) -> Raw:
-    """CWM: without the field, what its authors have."""
-    return raw if raw.get("rope_parameters") or raw.get("rope_scaling") else {**raw, "rope_parameters": _CWM_ROPE}
+def rope_or(authors: Mapping[str, Any]) -> Callable[[Raw, bool], Raw]:
+    """All layers have what the config says; without the field, what its `authors` have."""
 
+    def rope(raw: Raw, sliding: bool) -> Raw:
+        return raw if raw.get("rope_parameters") or raw.get("rope_scaling") else {**raw, "rope_parameters": authors}
 
-def rope_of_gpt_oss(raw: Raw, sliding: bool) -> Raw:
-    """gpt-oss: without the field, what its authors have."""
-    return raw if raw.get("rope_parameters") or raw.get("rope_scaling") else {**raw, "rope_parameters": _GPT_OSS_ROPE}
+    return rope
 
 
 def rope_per_type(raw: Raw, sliding: bool) -> Raw:

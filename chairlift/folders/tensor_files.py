@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -93,9 +93,9 @@ def conversion(folder: Path | str) -> str:
     )
 
 
-def count_numbers(folder: Path) -> int | None:
+def count_numbers(folder: Path, left: Sequence[str] = ()) -> int | None:
     """How many numbers the files of weights hold, where a byte has two, and a word of a packed projection as many as
-    its bits in config.json let it have.
+    its bits in config.json let it have. Those of tensors whose names begin with one of `left` are not counted.
 
     None if there are no such files. Raises UnsupportedModel if one is missing, ConfigError for one that is none.
     """
@@ -103,7 +103,7 @@ def count_numbers(folder: Path) -> int | None:
     if not (names_weights(folder) or _parts_of(folder)):
         return None
     in_word = 32 // _bits(folder)
-    return sum(_numbers_in(path, in_word) for path in weight_files(folder))
+    return sum(_numbers_in(path, in_word, tuple(left)) for path in weight_files(folder))
 
 
 def names_weights(folder: Path) -> bool:
@@ -125,7 +125,7 @@ def _bits(folder: Path) -> int:
     return 4
 
 
-def _numbers_in(path: Path, in_word: int) -> int:
+def _numbers_in(path: Path, in_word: int, left: tuple[str, ...]) -> int:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         most = min(MAX_JSON_BYTES, path.stat().st_size - 8)
@@ -135,7 +135,7 @@ def _numbers_in(path: Path, in_word: int) -> int:
         return sum(
             _count(name, msgspec.json.decode(each, type=_Tensor), in_word)
             for name, each in tensors.items()
-            if name != _METADATA
+            if name != _METADATA and not name.startswith(left)
         )
     except (ValueError, RecursionError, msgspec.DecodeError):
         raise ConfigError(f"{path} is no file of safetensors") from None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.model_json import positive_size, values_checked
+from chairlift.folders.multimodal import multimodal_of
 
 _NAME = re.compile(r"[\w-]+")
 # What families call the same things.
@@ -21,17 +22,6 @@ _ORIGINAL = "original_max_position_embeddings"
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 # Families that read images too, of which the part for texts is served.
 _READ_MORE = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"}
-# Sizes that folders of such a family leave out where they are those of transformers' class.
-_LEFT_OUT = {
-    "gemma3": {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-    },
-}
 # With slopes in place of positions, whatever their folders say.
 _SLOPED = ("bloom", "mpt")
 _NOT_TAKEN_OVER = "their attention can't be taken over"
@@ -152,7 +142,9 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if raw.get("model_type") not in _READ_MORE or not isinstance(text, dict):
         return raw
     kept = {name: raw[name] for name in ("dtype", "torch_dtype") if name in raw}
-    return {**kept, **_LEFT_OUT.get(raw["model_type"], {}), **text, "architectures": [_GENERATES[0]]}
+    left_out = multimodal_of(raw)
+    whole = text if left_out is None else left_out.text_config(raw)
+    return {**kept, **whole, "architectures": [_GENERATES[0]]}
 
 
 def _max_positions(raw: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.architecture import Architecture, Told
 from chairlift.gguf.encoder_architectures import ENCODERS
 from chairlift.gguf.gguf_file import shown
-from chairlift.gguf.latent_architectures import DEEPSEEK2, MINICPM3, YOUTU, deepseek_of
+from chairlift.gguf.latent_architectures import DEEPSEEK2, LOG_MULTIPLIER, MINICPM3, YOUTU, deepseek_of
 from chairlift.gguf.older_architectures import FALCON_TWO_NORMS, OLDER
 from chairlift.gguf.routed_experts import (
     EXPERTS,
@@ -34,7 +34,7 @@ _MIXTRAL_EXPERTS = {
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
-WINDOW, CAUSAL = "attention.sliding_window", "attention.causal"
+WINDOW, CAUSAL, GROWTH = "attention.sliding_window", "attention.causal", "attention.temperature_scale"
 _WINDOW = {WINDOW: "sliding_window"}
 _SECOND = {"post_attention_norm": "post_attention_layernorm"}
 _AFTER = _SECOND | {"post_ffw_norm": "post_feedforward_layernorm"}
@@ -49,6 +49,16 @@ _MULTIPLIERS = {
 _GRANITE = _MULTIPLIERS | {"attention.scale": "attention_multiplier"}
 # Others only note by this how a model was trained.
 _GRANITE_SWITCHES = {"rope.scaling.finetuned": True}
+
+
+def _ministral3(told: Told, prefix: str) -> Told:
+    """Queries grow where positions are stretched, and what follows from `mscale_all_dim` goes by its other name."""
+    if told.get("rope.scaling.type") != "yarn":
+        raise UnsupportedModel(f"{prefix}{GROWTH} of a GGUF file is not read without {prefix}rope.scaling.type = yarn")
+    found = {key: value for key, value in told.items() if key not in (GROWTH, LOG_MULTIPLIER)}
+    if weight := told.get(LOG_MULTIPLIER):
+        found |= {"rope.scaling.mscale": 1.0, "rope.scaling.mscale_all_dim": weight}
+    return found | {"rope.scaling.query_growth": told[GROWTH]}
 
 
 def _minicpm(told: Told, prefix: str) -> Told:
@@ -68,7 +78,7 @@ def _minicpm(told: Told, prefix: str) -> Told:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", paired=True),
-    # Those whose queries grow with positions (Ministral 3) say so, and are refused.
+    # Those of Mistral Small; Ministral 3's say of their queries that they grow.
     "mistral3": Architecture("llama", paired=True),
     # Llama and Granite by other names. Of EXAONE's queries and keys converters don't change the order.
     "internlm2": Architecture("llama", paired=True),
@@ -223,6 +233,9 @@ BY_TRANSFORMERS = (
 )
 
 
+_MINISTRAL3 = Architecture("ministral3", dialect=_ministral3, paired=True)
+
+
 def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) -> Architecture:
     """The architecture that a file's metadata names; of some by its `tensors`, too. Raises UnsupportedModel."""
     name = metadata.get("general.architecture")
@@ -238,6 +251,8 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) 
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
     if table[name] is DEEPSEEK2:
         return deepseek_of(metadata, tensors)
+    if name == "mistral3" and metadata.get(f"{name}.{GROWTH}"):
+        return _MINISTRAL3
     if name == "falcon" and "blk.0.attn_norm_2.weight" in tensors:
         return FALCON_TWO_NORMS
     return _OLMO3 if name == "olmo2" and metadata.get(f"{name}.{WINDOW}") else table[name]

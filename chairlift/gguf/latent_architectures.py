@@ -27,7 +27,7 @@ _NAMES = {
 }
 _HEADS, _KEY_HEADS, _ROTATED = "attention.head_count", "attention.head_count_kv", "rope.dimension_count"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
-_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 # Keys that no file has: what is left of a head's keys, and its values.
 _PLAIN, _OF_VALUES = "plain_length", "value_length"
 _KEYS = {
@@ -68,7 +68,7 @@ def _deepseek(told: Told, prefix: str) -> Told:
     `mscale`, of which they say nothing, is the same in all of its models.
     """
     found = dict(latent(without_layers_ahead(told, prefix), prefix))
-    weight = found.pop(_LOG_MULTIPLIER, None)
+    weight = found.pop(LOG_MULTIPLIER, None)
     if weight:
         found |= dict.fromkeys(("rope.scaling.mscale", "rope.scaling.mscale_all_dim"), round(10 * weight, 6))
     return found

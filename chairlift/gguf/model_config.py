@@ -7,7 +7,7 @@ from typing import Any
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size, values_checked
 from chairlift.gguf.architecture import Architecture
-from chairlift.gguf.architectures import CAUSAL, WINDOW, architecture_of
+from chairlift.gguf.architectures import CAUSAL, GROWTH, WINDOW, architecture_of
 from chairlift.gguf.encoder_architecture import EncoderArchitecture
 from chairlift.gguf.encoder_config import encoder_config
 from chairlift.gguf.gguf_file import GgufFile, TensorPlace, shown
@@ -33,7 +33,7 @@ _REQUIRED = ("embedding_length", "feed_forward_length", "block_count", "attentio
 _REFUSED = {
     "attention.max_alibi_bias": 0,
     "attention.clamp_kqv": 0,
-    "attention.temperature_scale": 0,
+    GROWTH: 0,
     "ssm.conv_kernel": 0,
     "rope.scaling.yarn_log_multiplier": 0,
 }
@@ -55,6 +55,7 @@ _OF_YARN = {
     _ORIGINAL: "original_max_position_embeddings",
     "rope.scaling.mscale": "mscale",
     "rope.scaling.mscale_all_dim": "mscale_all_dim",
+    "rope.scaling.query_growth": "llama_4_scaling_beta",
 }
 # Gemma's largest, by their layers, scale their scores by what their hidden size has for a head.
 _LARGEST = {"gemma2": 46, "gemma3_text": 62}

@@ -21,6 +21,7 @@ from chairlift.ops.base import (
     StateSpans,
 )
 from chairlift.ops.encoder import EncoderForward, EncoderWeights
+from chairlift.ops.rotation import RotaryTable
 
 
 class Recurrence(Protocol):
@@ -91,10 +92,12 @@ class Ops(Protocol):
         """Return the last projection of weight [V, H]."""
         ...
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> Forward | None:
+    def fuse(
+        self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]
+    ) -> Forward | None:
         """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing.
 
-        `caches` and `rotations`, tables like `cos_sin` of `rope_and_write`, are those of each layer.
+        `caches` and `rotations` are those of each layer.
         """
         ...
 
@@ -154,7 +157,7 @@ class Ops(Protocol):
     def rope_and_write(
         self,
         qkv: Tensor,
-        cos_sin: Tensor,
+        rotation: RotaryTable,
         batch: AttentionBatch,
         cache: KVCache,
         heads: HeadShape,
@@ -165,9 +168,8 @@ class Ops(Protocol):
         """Split qkv [T, (Hq + 2 Hkv) * D]; normalize, rotate and write K and V; return q [T, Hq * D].
 
         Each head of q and k is RMS-normalized if norms [D] are given (Qwen3), and all heads of q together and of k
-        together with norms [Hq * D] and [Hkv * D] (OLMo 2). Then they are rotated by halves (Llama) with cos_sin
-        [max_len, D] float32 (cos of D/2 frequencies, then sin) at batch.positions; k and v go to the cache at
-        batch.slot_mapping.
+        together with norms [Hq * D] and [Hkv * D] (OLMo 2). Then they are rotated by halves (Llama) at batch.positions,
+        and q multiplied by its factors (Ministral 3); k and v go to the cache at batch.slot_mapping.
         """
         ...
 

@@ -33,12 +33,14 @@ from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
 from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
+from chairlift.ops.huge_pages import zeros
 from chairlift.ops.kv_layout import has_kernels, padded_dim
-from chairlift.ops.native import DTYPES, load_library, product_path, zeros
+from chairlift.ops.native import DTYPES, load_library, product_path
 from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight, addresses
 from chairlift.ops.recurrence import NativeRecurrence
 from chairlift.ops.reference import FollowedLinear, ReferenceLinear
+from chairlift.ops.rotation import RotaryTable
 
 # Loads of K and V may run this many bytes past their end.
 _SLACK = 64
@@ -173,7 +175,9 @@ class CpuOps:
         """Return the last projection of weight [V, H]."""
         return self._pack(weight, None) or PlainHead(weight)
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> Forward | None:
+    def fuse(
+        self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]
+    ) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
         return FusedDecoder(self._library, weights, caches, rotations) if can_fuse(weights) else None
 
@@ -255,7 +259,7 @@ class CpuOps:
     def rope_and_write(
         self,
         qkv: Tensor,
-        cos_sin: Tensor,
+        rotation: RotaryTable,
         batch: AttentionBatch,
         cache: KVCache,
         heads: HeadShape,
@@ -268,11 +272,12 @@ class CpuOps:
         tokens = qkv.shape[0]
         has_norms = q_norm is not None or k_norm is not None
         norms = native.HeadNormsStruct.of(q_norm, k_norm, heads, eps) if has_norms else _NO_NORMS
+        turns = native.RotaryTableStruct.of(rotation)
         out = torch.empty((tokens, heads.num_heads * heads.head_dim), dtype=self._dtype)
         self._rope_and_write(
             qkv.data_ptr(),
             out.data_ptr(),
-            cos_sin.data_ptr(),
+            ctypes.addressof(turns),
             batch.positions.data_ptr(),
             batch.slot_mapping.data_ptr(),
             k.data_ptr(),

@@ -13,6 +13,7 @@ from chairlift.ops.experts import Experts
 from chairlift.ops.latent import EPS, LatentOutput, LatentProjection
 from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight
+from chairlift.ops.rotation import RotaryTable
 
 
 def _struct(linear: Linear) -> native.WeightStruct:
@@ -100,17 +101,17 @@ class FusedDecoder:
     """What `DecoderWeights` describe, over caches of the native layout. Callable: see `Forward`."""
 
     def __init__(
-        self, library: ctypes.CDLL, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]
+        self, library: ctypes.CDLL, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]
     ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held = weights, caches, rotations
         self._experts: list[native.ExpertsStruct] = []
         self._latents: list[native.LatentStruct] = []
         layers = (native.DecoderLayerStruct * len(caches))()
-        for struct, layer, cache, cos_sin in zip(layers, weights.layers, caches, rotations, strict=True):
+        for struct, layer, cache, rotation in zip(layers, weights.layers, caches, rotations, strict=True):
             self._describe(struct, layer, weights.eps)
             struct.k_cache, struct.v_cache = cache[0].data_ptr(), cache[1].data_ptr()
-            struct.cos_sin = cos_sin.data_ptr()
+            struct.rotation = native.RotaryTableStruct.of(rotation)
         heads, k = weights.layers[0].heads, caches[0][0]
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype

@@ -1,10 +1,7 @@
 """The library of native kernels, and its structures as ctypes sees them (native/kernels.h)."""
 
-import contextlib
 import ctypes
-import mmap
 import os
-import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +14,7 @@ from chairlift.errors import ConfigError, StaleLibrary
 from chairlift.ops.activation import Activation
 from chairlift.ops.base import HeadShape
 from chairlift.ops.formats import FORMATS, WeightFormat
+from chairlift.ops.rotation import RotaryTable
 
 LIBRARY = Path(__file__).with_name("_native.so")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -171,6 +169,18 @@ class LatentStruct(ctypes.Structure):
     ]
 
 
+class RotaryTableStruct(ctypes.Structure):
+    """How queries and keys are turned at each position."""
+
+    _fields_ = [("cos_sin", POINTER), ("query_factors", POINTER)]
+
+    @classmethod
+    def of(cls, rotation: RotaryTable) -> "RotaryTableStruct":
+        """Point to tables, which the caller keeps."""
+        factors = rotation.query_factors
+        return cls(rotation.cos_sin.data_ptr(), None if factors is None else factors.data_ptr())
+
+
 class DecoderLayerStruct(ctypes.Structure):
     """One layer's norms, weights and cache."""
 
@@ -183,10 +193,8 @@ class DecoderLayerStruct(ctypes.Structure):
         *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("experts", ctypes.POINTER(ExpertsStruct)),
         ("latent", ctypes.POINTER(LatentStruct)),
-        ("sinks", POINTER),
-        ("k_cache", POINTER),
-        ("v_cache", POINTER),
-        ("cos_sin", POINTER),
+        *[(name, POINTER) for name in ("sinks", "k_cache", "v_cache")],
+        ("rotation", RotaryTableStruct),
         ("window", INT32),
         ("parallel", INT32),
     ]
@@ -293,6 +301,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     HeadNormsStruct,
     ExpertsStruct,
     LatentStruct,
+    RotaryTableStruct,
     DecoderLayerStruct,
     DecoderStruct,
     PassStruct,
@@ -454,47 +463,3 @@ def product_path(library: ctypes.CDLL, weight_format: WeightFormat) -> str | Non
     """Name the instructions that the selected kernels multiply a format with; None where they leave it to others."""
     path: bytes | None = library.chairlift_format(weight_format.id).contents.path
     return None if path is None else path.decode()
-
-
-def zeros(size: int, dtype: torch.dtype) -> Tensor:
-    """Zeros that take up memory once touched, in huge pages where the system has them."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(size, dtype=dtype)
-    return torch.frombuffer(_arena.take(size * dtype.itemsize), dtype=dtype)
-
-
-class _Arena:
-    """Huge pages, shared by whoever asks one after the other: most weights of a small model are smaller than a page.
-
-    With small pages nearly every jump of attention from block to block misses the TLB, and a product's stream of
-    weights misses it at every page. A piece of memory lives as long as anything in it does.
-    """
-
-    PAGE = 2 * 2**20
-    PIECE = 16 * PAGE
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rest = memoryview(b"")
-
-    def take(self, size: int) -> memoryview:
-        """Return `size` zero bytes, aligned to 64."""
-        with self._lock:
-            if size > len(self._rest):
-                if size > self.PIECE // 4:
-                    return self._map(size)[:size]
-                self._rest = self._map(self.PIECE)
-            taken, self._rest = self._rest[:size], self._rest[-(-size // 64) * 64 :]
-            return taken
-
-    def _map(self, size: int) -> memoryview:
-        """At least `size` bytes that begin with a huge page."""
-        whole = -(-size // self.PAGE) * self.PAGE
-        memory = mmap.mmap(-1, whole + self.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % self.PAGE
-        return memoryview(memory)[start : start + whole]
-
-
-_arena = _Arena()

@@ -9,7 +9,8 @@ from torch import Tensor
 from chairlift.ops.activation import Activation
 from chairlift.ops.base import Allowed
 from chairlift.ops.formats import PANEL, WeightFormat
-from chairlift.ops.native import ACTIVATIONS, DTYPES, POINTER, WeightStruct, zeros
+from chairlift.ops.huge_pages import zeros
+from chairlift.ops.native import ACTIVATIONS, DTYPES, POINTER, WeightStruct
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

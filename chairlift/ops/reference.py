@@ -26,7 +26,7 @@ from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
 from chairlift.ops.encoder import EncoderWeights, PlainEncoder
 from chairlift.ops.int4_grid import quantize_int4
 from chairlift.ops.key_groups import row_parts
-from chairlift.ops.rotation import rotate
+from chairlift.ops.rotation import RotaryTable, rotate
 
 # How many scores of a prompt are there at once: a quarter of a gigabyte, and as much for each step of their softmax.
 _MOST_SCORES = 1 << 26
@@ -133,7 +133,7 @@ class ReferenceOps:
         """Return the last projection of weight [V, H]."""
         return ReferenceLinear(weight, None, self.quantization)
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[Tensor]) -> None:
+    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]) -> None:
         """There is nothing faster than one operation after the other."""
 
     def encoder(self, weights: EncoderWeights) -> PlainEncoder:
@@ -181,7 +181,7 @@ class ReferenceOps:
     def rope_and_write(
         self,
         qkv: Tensor,
-        cos_sin: Tensor,
+        rotation: RotaryTable,
         batch: AttentionBatch,
         cache: KVCache,
         heads: HeadShape,
@@ -196,13 +196,16 @@ class ReferenceOps:
             q = self._norm_heads(q, q_norm, eps)
         if k_norm is not None:
             k = self._norm_heads(k, k_norm, eps)
-        cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = rotation.cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
         written = [rotate(k, cos, sin), v]
         if cache[0].dtype == torch.int8:
             (k, k_scales), (v, v_scales) = map(_quantize, written)
             written = [k, v, k_scales, v_scales]
         for pages, new in zip(cache, written, strict=True):
             pages.flatten(0, 1)[batch.slot_mapping] = new
+        if rotation.query_factors is not None:
+            factors = rotation.query_factors[batch.positions].view(-1, 1, 1)
+            cos, sin = cos * factors, sin * factors
         return rotate(q, cos, sin).reshape(qkv.shape[0], -1)
 
     def _norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

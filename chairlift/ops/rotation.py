@@ -1,7 +1,20 @@
-"""Rotation of queries and keys by their positions."""
+"""RotaryTable of queries and keys by their positions."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class RotaryTable(NamedTuple):
+    """How a layer's queries and keys are turned at each position.
+
+    `cos_sin` [positions, D] float32: cosines of D / 2 frequencies, then sines. `query_factors` [positions] float32: by
+    what queries are multiplied, too, where there are any.
+    """
+
+    cos_sin: Tensor
+    query_factors: Tensor | None = None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

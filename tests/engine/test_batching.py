@@ -492,7 +492,7 @@ def test_checkers_know_the_types(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", str(snippet)],
+        [sys.executable, "-m", "mypy", str(snippet)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

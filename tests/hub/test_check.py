@@ -16,6 +16,7 @@ from support.encoder_factory import encoder_folder, judge_folder, sentence_folde
 from support.foreign_factory import foreign_folder, gemma3_folder
 from support.gguf_files import gguf_file
 from support.model_factory import edited_folder, model_folder
+from support.multimodal_factory import multimodal_folder
 from support.text_tokenizers import build
 from torch import Tensor
 
@@ -151,7 +152,7 @@ def test_what_is_not_rounded_is_told(
 def test_what_the_system_does_not_show_is_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(folder: Path) -> None:
+    def denied(folder: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder / "model.safetensors"))
 
     folder = tokenized(tmp_path / "model", model_folder("llama"))
@@ -176,10 +177,15 @@ def test_what_it_says_of_a_language_model_that_reranks(capsys: pytest.CaptureFix
 
 
 def test_what_it_says_of_a_model_that_reads_images_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = tokenized(tmp_path / "model", gemma3_folder(tmp_path / "bare", "4b"))
+    folder = tokenized(tmp_path / "gemma", gemma3_folder(tmp_path / "bare", "4b"))
     save_file({}, folder / "model.safetensors")
     rows = told(capsys, str(folder))
-    assert (rows["model"], rows["positions"]) == ("gemma3: writes texts", "131,072")
+    assert rows["model"].startswith("gemma3_text, 34 layers of 2560: writes texts; its parts for images")
+    assert (rows["computed by"], rows["positions"]) == ("native kernels", "131,072")
+    folder = tokenized(tmp_path / "model", multimodal_folder("llava"))
+    texts = [tensor for name, tensor in load_file(folder / "model.safetensors").items() if "language_model" in name]
+    held = sum(tensor.numel() for tensor in texts)
+    assert f"{gigabytes(4 * held)} in float32" in told(capsys, str(folder))["weights"]
 
 
 def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

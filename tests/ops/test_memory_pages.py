@@ -9,7 +9,7 @@ import torch
 from support.native_isa import needs_native
 from support.processes import end_with_tests, environment
 
-from chairlift.ops.native import zeros
+from chairlift.ops.huge_pages import zeros
 
 _SAID = "the native kernels were refused memory"
 # Products of weights that are all zero. In the first one the buffers for rows are refused, before there are threads;

@@ -30,6 +30,7 @@ from chairlift.ops.cuda import CudaOps
 from chairlift.ops.native import ACTIVATIONS, LIBRARY, load_library
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.reference import ReferenceOps, decode_attention
+from chairlift.ops.rotation import RotaryTable
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -114,7 +115,7 @@ def test_sums_over_the_widest_heads_fit(native: Ops, dtype: torch.dtype) -> None
     qkv[:4, 2 * 576 : 3 * 576] = 0
     qkv[:, 3 * 576 :] *= torch.arange(1, 6)[:, None]
     still = torch.cat((torch.ones(5, 288), torch.zeros(5, 288)), dim=1)
-    query = native.rope_and_write(qkv, still, batch, cache, heads, None, None, 1e-6)
+    query = native.rope_and_write(qkv, RotaryTable(still), batch, cache, heads, None, None, 1e-6)
     # The last key's score is 24, all others' are 0.
     wanted = torch.tensor([1.0, 1.5, 2.0, 2.5, 5.0]).repeat_interleave(2 * 576).view(5, -1)
     torch.testing.assert_close(native.attention(query, cache, batch, heads).float(), wanted, atol=0.01, rtol=0)
@@ -218,7 +219,7 @@ def test_rounded_values_are_within_half_a_step(native: Ops, dtype: torch.dtype, 
             ops.allocate_kv_cache(len(table[0]) + 3, block_size, heads, each, CPU) for each in (torch.int8, dtype)
         ]
         for cache in caches:
-            ops.rope_and_write(qkv, cos_sin, batch, cache, heads)
+            ops.rope_and_write(qkv, RotaryTable(cos_sin), batch, cache, heads)
         # A token that sees only itself gets its own value back.
         alone = HeadShape(2, 2, 40, 1.0, window=1)
         rounded, exact = (ops.attention(qkv[:, :80].contiguous(), cache, batch, alone).float() for cache in caches)

@@ -260,7 +260,7 @@ def test_windows() -> None:
 def test_defaults_of_head_dim() -> None:
     found = {name: config(name).head_dim for name in FAMILIES}
     assert {name for name, size in found.items() if size == 256} == {"gemma", "gemma2", "gemma3_text"}
-    with_128 = {"qwen3", "glm", "glm4", "ernie4_5", "seed_oss", "helium", "cwm"}
+    with_128 = {"qwen3", "glm", "glm4", "ernie4_5", "seed_oss", "helium", "cwm", "ministral3"}
     assert {name for name, size in found.items() if size == 128} == with_128
     assert found["gpt_oss"] == 64
     assert {size for name, size in found.items() if name not in {*with_128, "gpt_oss"}} == {16, 256}
@@ -283,7 +283,7 @@ def test_defaults_of_head_dim() -> None:
         ({"model_type": "mpt", "expansion_ratio": 2**9}, ["expansion_ratio as 512"]),
         ({"model_type": "mpt", "norm_type": "rmsnorm"}, ["norm_type='rmsnorm'"]),
         ({"model_type": "mpt", "attn_config": {"alibi_bias_max": "8"}}, ["alibi_bias_max"]),
-        ({"model_type": "gemma3"}, ["'gemma3'", "gemma3_text"]),
+        ({"model_type": "gemma3", "text_config": {"model_type": "xglm"}}, ["'xglm'", "gemma3_text"]),
         ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu", "silu"]),
         ({"model_type": "gemma3_text", "hidden_activation": "sigmoid"}, ["hidden_activation", "sigmoid"]),
         ({"query_pre_attn_scalar": 16}, ["query_pre_attn_scalar"]),

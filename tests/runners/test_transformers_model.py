@@ -14,19 +14,19 @@ from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
 from support.foreign_factory import (
     FOREIGN,
-    GEMMA3_TEXTS,
     NATIVE_TOO,
     REFUSED,
     folder_that_sees,
     foreign_folder,
     foreign_reference,
-    gemma3_folder,
     greedy,
 )
 from support.model_factory import edited_folder, model_folder, reference_model
+from support.multimodal_factory import multimodal_folder
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import transformers_config
+from chairlift.folders.multimodal import MULTIMODAL
 from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.ops.base import Linear
 from chairlift.ops.reference import ReferenceOps
@@ -151,25 +151,16 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
 def test_the_part_for_texts_of_a_model_that_sees(name: str) -> None:
     from transformers import AutoModelForImageTextToText
 
-    folder = folder_that_sees(name)
+    folder = multimodal_folder(name) if name in MULTIMODAL else folder_that_sees(name)
     whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for logits, prompt in zip(
-        all_logits(make_runner(folder, ops="native"), list(prompts().values())), prompts().values(), strict=True
+        all_logits(make_runner(folder, ops="native", implementation="transformers"), list(prompts().values())),
+        prompts().values(),
+        strict=True,
     ):
         with torch.no_grad():
             wanted = whole(input_ids=torch.tensor([prompt])).logits[0]
         assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
-
-
-@pytest.mark.parametrize("size", GEMMA3_TEXTS)
-def test_sizes_that_gemma_3_leaves_out_are_those_of_its_class(size: str, tmp_path: Path) -> None:
-    from transformers import Gemma3TextConfig
-
-    own = Gemma3TextConfig(**GEMMA3_TEXTS[size])
-    wanted = TransformersConfig("gemma3", own.vocab_size, own.head_dim, own.max_position_embeddings, "bfloat16")
-    assert read_any_config(gemma3_folder(tmp_path / "model", size), "auto") == wanted
-    for name, value in transformers_config._LEFT_OUT["gemma3"].items():
-        assert getattr(Gemma3TextConfig(), name) == value
 
 
 def replaced(runner: DecoderRunner) -> Counter[str]:

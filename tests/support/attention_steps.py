@@ -4,6 +4,7 @@ import torch
 
 from chairlift.ops.base import AttentionBatch, HeadShape
 from chairlift.ops.contract import Ops
+from chairlift.ops.rotation import RotaryTable
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2}}
@@ -99,7 +100,7 @@ def run_steps(ops: Ops, heads: HeadShape, dtype: torch.dtype, block_size: int, s
             continue
         batch = make_batch([parts[index] for index in running], [tables[index] for index in running], block_size)
         qkv = torch.cat([inputs[index][slice(*parts[index])] for index in running])
-        query = ops.rope_and_write(qkv, cos_sin, batch, cache, heads, *norms, 1e-6)
+        query = ops.rope_and_write(qkv, RotaryTable(cos_sin), batch, cache, heads, *norms, 1e-6)
         out = ops.attention(query, cache, batch, heads)
         starts = batch.query_start.tolist()
         for row, index in enumerate(running):

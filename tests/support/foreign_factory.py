@@ -217,7 +217,7 @@ def folder_that_sees(name: str) -> Path:
         vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
         sizes = TINY | _DELTA | {"rope_parameters": _ROPE_OF_THREE}
         config = transformers.Qwen3_5Config(text_config=sizes, vision_config=vision)
-    elif name.startswith("gemma4"):
+    else:
         vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
         vision |= {"patch_size": 4, "position_embedding_size": 64}
         # The larger ones let images, and these alone, see both ways.
@@ -231,15 +231,6 @@ def folder_that_sees(name: str) -> Path:
             for place, each in enumerate(("boi", "eoi", "image", "video", "boa", "audio"))
         }
         config = transformers.Gemma4Config(text_config=sizes, vision_config=vision, eoa_token_index=317, **tokens)
-    elif name == "mistral3":
-        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28, "patch_size": 14}
-        sizes = TINY | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
-        config = transformers.Mistral3Config(text_config=sizes, vision_config=vision, tie_word_embeddings=False)
-    else:
-        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-        sizes = TINY | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
-        tokens = {"image_token_index": 319, "boi_token_index": 318, "eoi_token_index": 317, "mm_tokens_per_image": 4}
-        config = transformers.Gemma3Config(text_config=sizes, vision_config=vision, **tokens)
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config)
     randomize(model)

@@ -44,6 +44,17 @@ _YARN = {
     "beta_fast": 16.0,
     "beta_slow": 2.0,
 }
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 48,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.6,
+    "llama_4_scaling_beta": 0.7,
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.3,
@@ -59,6 +70,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
     "llama_yarn": ("llama", {"rope_parameters": _YARN}),
     "mistral3": ("mistral", {"head_dim": 32, "sliding_window": None}),
+    "ministral3": ("ministral3", {"head_dim": 32, "rope_parameters": _GROWING}),
     "internlm2": ("llama", {}),
     "exaone": ("llama", {"rope_parameters": _LLAMA3}),
     "minicpm": ("granite", _GRANITE | {"attention_multiplier": 0.25}),
@@ -184,6 +196,7 @@ _AS_ANOTHER = {
     "glm4_moe": "glm4moe",
     "glm": "chatglm",
     "mistral": "mistral3",
+    "ministral3": "mistral3",
 } | OLDER_NAMES
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
@@ -423,6 +436,9 @@ def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_win
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        if "llama_4_scaling_beta" in rope:
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def add_words(writer: gguf.GGUFWriter, count: int) -> None:

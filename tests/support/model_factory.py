@@ -37,6 +37,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_GROWING = _YARN | {"original_max_position_embeddings": 48, "llama_4_scaling_beta": 0.2}
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
 _GRANITE = {
@@ -136,6 +137,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "olmo2": ("olmo2", {}, {}),
     "olmo2_biases": ("olmo2", {"attention_bias": True, "head_dim": 32, "tie_word_embeddings": True}, {}),
     "olmo3": ("olmo3", _WINDOWS | {"rope_parameters": {"sliding_attention": _PLAIN, "full_attention": _YARN}}, {}),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": _GROWING}, {}),
     "ministral": ("ministral", _WINDOWS | {"head_dim": 16, "sliding_window": 33}, {}),
     "gemma": ("gemma", {"head_dim": 16}, {}),
     "granite": ("granite", _GRANITE, {}),
@@ -256,10 +258,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt_bigcode": ("gpt_bigcode", {}, {}),
 }
 # One of each family, or two where they are unlike each other.
-FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral", "gemma"]
-FAMILIES += ["granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4", "ernie4_5", "seed_oss", "helium"]
-FAMILIES += ["cwm", "olmo", "stablelm", "gemma2", "starcoder2", "cohere", "cohere2", "gpt_neox", "falcon"]
-FAMILIES += ["falcon_slopes", "bloom", "mpt", "opt", "gpt2", "gpt_bigcode", "youtu", "minicpm3"]
+FAMILIES = ["llama", "mistral_window", "qwen2_window", "qwen3_window", "gemma3", "olmo2", "olmo3", "ministral"]
+FAMILIES += ["ministral3", "gemma", "granite", "smollm3", "phi3", "phi3_partial", "glm", "glm4", "exaone4"]
+FAMILIES += ["ernie4_5", "seed_oss", "helium", "cwm", "olmo", "stablelm", "gemma2", "starcoder2", "cohere", "cohere2"]
+FAMILIES += ["gpt_neox", "falcon", "falcon_slopes", "bloom", "mpt", "opt", "gpt2", "gpt_bigcode", "youtu", "minicpm3"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "granitemoe", "glm4_moe", "dots1", "ernie4_5_moe"]
 EXPERTS += ["gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += EXPERTS

@@ -19,6 +19,7 @@ from chairlift.folders.latent_config import LatentConfig, parse_latent
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
+from chairlift.folders.multimodal import MultimodalFamily, multimodal_of
 from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
 from chairlift.folders.transformers_config import TransformersConfig, parse_transformers
 from chairlift.ops.activation import ACTIVATIONS, Activation
@@ -75,9 +76,10 @@ class DecoderConfig:
     `HeadShape`.
     `norms` are what layers' are called, and layers are `parallel` as in `DecoderFamily`.
     `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. With a `latent` there is one
-    head of keys and values, that which is kept of a token. Files may hold so many `extra_layers`, which predict tokens
-    beyond the next and are not used. `dtype` is the name of the type the folder was saved in. With `both_ways` tokens
-    see what follows them, too, so that the model embeds and writes nothing.
+    head of keys and values, that which is kept of a token. `multimodal` is the family of which this is the part for
+    texts. Files may hold so many `extra_layers`, which predict tokens beyond the next and are not used. `dtype` is the
+    name of the type the folder was saved in. With `both_ways` tokens see what follows them, too, so that the model
+    embeds and writes nothing.
     """
 
     model_type: str
@@ -111,6 +113,7 @@ class DecoderConfig:
     both_ways: bool
     experts: ExpertConfig | None
     latent: LatentConfig | None
+    multimodal: MultimodalFamily | None
     extra_layers: int
     packing: QuantizationConfig | None
     dtype: str
@@ -151,13 +154,19 @@ def read_any_config(folder: Path, implementation: str) -> DecoderConfig | Transf
     nothing.
     """
     raw = read_model_json(folder)
-    if implementation == "native" or (implementation == "auto" and raw.get("model_type") in FAMILIES):
+    if implementation == "native" or (implementation == "auto" and _has_kernels(raw)):
         try:
             return _writing(parse_config(raw))
         except NotNative:
             if implementation == "native":
                 raise
     return parse_transformers(raw)
+
+
+def _has_kernels(raw: Mapping[str, Any]) -> bool:
+    """Whether native kernels know the family, or that of a model's part for texts."""
+    multimodal = multimodal_of(raw)
+    return (raw if multimodal is None else multimodal.text_config(raw)).get("model_type") in FAMILIES
 
 
 def _writing(config: DecoderConfig) -> DecoderConfig:
@@ -198,6 +207,11 @@ def _of_scaling(config: DecoderConfig | TransformersConfig) -> str:
 @values_checked()
 def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Make a DecoderConfig of a parsed config.json. Raises UnsupportedModel naming the field at fault."""
+    multimodal = multimodal_of(raw)
+    return _parsed(raw if multimodal is None else multimodal.text_config(raw), multimodal)
+
+
+def _parsed(raw: Mapping[str, Any], multimodal: MultimodalFamily | None) -> DecoderConfig:
     family = _family(raw)
     raw = family.dialect(raw)
     _refuse_unknown(raw, family)
@@ -242,6 +256,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         both_ways=_both_ways(raw, family),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         latent=latent,
+        multimodal=multimodal,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
         packing=_packing(raw, family),
         dtype=_dtype(raw),
@@ -386,7 +401,9 @@ def _ropes(
 ) -> tuple[RopeConfig, ...]:
     sliding = [window is not None for window in windows]
     found = {
-        kind: RopeConfig.parse(family.rope(raw, kind), max_positions, family.rope_theta, family.rotary_share)
+        kind: RopeConfig.parse(
+            family.rope(raw, kind), max_positions, family.rope_theta, family.rotary_share, family.grows
+        )
         for kind in set(sliding)
     }
     if latent is not None:

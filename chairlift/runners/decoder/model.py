@@ -8,9 +8,11 @@ from chairlift.core.cost import ExpertReads
 from chairlift.ops.base import Allowed, DecoderWeights, Forward, Head, Inputs, KVCache
 from chairlift.ops.contract import Ops
 from chairlift.ops.experts import Experts
+from chairlift.ops.rotation import RotaryTable
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_weights import DecoderReader
 from chairlift.runners.decoder.recorded_steps import RecordedSteps
+from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.weights import Weights
 
 
@@ -39,7 +41,7 @@ class Decoder:
         self.weights = DecoderReader(config, ops, weights).read(head)
         self.weight_bytes = _nbytes(self.weights)
         self.caches: list[KVCache] = []
-        self.rotations: list[Tensor] = []
+        self.rotations: list[RotaryTable] = []
         # Does as `forward`, all in one native call; None where there is no such thing.
         self.fused: Forward | None = None
         # On CUDA, where nothing waits for what it computes.
@@ -64,8 +66,8 @@ class Decoder:
 
         With `one_layer` all layers take turns in the memory of one, which suits passes that hold whole sequences.
         """
-        ropes, dim = self.config.ropes, self.config.head_dim
-        tables = {rope: rope.table(dim, max_model_len).to(self.device) for rope in set(ropes)}
+        ropes = self.config.ropes
+        tables = {rope: self._rotary_table(rope, max_model_len) for rope in set(ropes)}
         self.rotations = [tables[rope] for rope in ropes]
         layers = self.weights.layers
         self.caches = [
@@ -78,6 +80,11 @@ class Decoder:
         # Which rows an expert takes has to be known on the host.
         if self.device.type == "cuda" and self.experts is None and not one_layer:
             self.recorded = RecordedSteps(self._forward, block_size, max_model_len)
+
+    def _rotary_table(self, rope: RopeConfig, length: int) -> RotaryTable:
+        factors = rope.query_factors(length)
+        table = rope.table(self.config.head_dim, length).to(self.device)
+        return RotaryTable(table, None if factors is None else factors.to(self.device))
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
@@ -93,9 +100,9 @@ class Decoder:
         hidden = self._normalized(residual, weights.layers[0].attention_pre_norm)
         following = [layer.attention_pre_norm for layer in weights.layers[1:]] + [weights.norm]
         parts = zip(weights.layers, self.caches, self.rotations, following, strict=True)
-        for index, (layer, cache, cos_sin, next_norm) in enumerate(parts):
+        for index, (layer, cache, rotation, next_norm) in enumerate(parts):
             query = ops.rope_and_write(
-                layer.qkv(hidden), cos_sin, inputs.attention, cache, layer.heads, layer.q_norm, layer.k_norm, eps
+                layer.qkv(hidden), rotation, inputs.attention, cache, layer.heads, layer.q_norm, layer.k_norm, eps
             )
             if index == last and not len(rows):
                 return residual[:0]

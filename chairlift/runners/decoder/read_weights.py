@@ -33,7 +33,8 @@ class DecoderReader:
         self._config, self._ops, self._weights = config, ops, weights
         self._names = names = config.family.names
         # A folder that was saved without any head has no prefix either, or one part less.
-        bases = (names.base, names.base.partition(".")[2])
+        self._parts = config.multimodal
+        bases = (names.base, names.base.partition(".")[2]) if self._parts is None else self._parts.bases
         # A folder may keep the head alone of a pair that is tied: then the last norm tells.
         known = [f"{names.embedding}.weight", f"{names.norm}.weight"]
         self._prefix = next((each for name in known for each in bases if f"{each}{name}" in weights), "")
@@ -45,6 +46,8 @@ class DecoderReader:
         size = (config.vocab_size, config.hidden_size)
         names = self._names
         weights.leave_derived(names.derived)
+        if self._parts is not None:
+            weights.leave(self._parts.left)
         words_name = self._words_name()
         words = weights.take([words_name], [size])
         embedding = self._normed(words)
@@ -109,7 +112,7 @@ class DecoderReader:
     def _own_head(self) -> str | None:
         """The name of the head's weights; None where they are the embedding's."""
         # Like transformers, a head that is in the files wins over tying.
-        heads = [f"{name}.weight" for name in self._names.head]
+        heads = [f"{name}.weight" for name in (self._names.head if self._parts is None else self._parts.heads)]
         name = next((name for name in heads if name in self._weights), None)
         return heads[0] if name is None and not self._config.tied else name
 

@@ -41,6 +41,7 @@ _LISTS = ("short_factor", "long_factor")
 # What is rotated, and how fast, before any scaling.
 _UNSCALED = ("rope_theta", "partial_rotary_factor")
 _ORIGINAL, _POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
+_GROWTH = "llama_4_scaling_beta"
 # What is divided by, or is in a logarithm, lies between these; of some 0 is the same as nothing.
 _LEAST, _MOST = 1e-9, 1e12
 _BOUNDED = ("factor", "low_freq_factor", "high_freq_factor")
@@ -58,7 +59,7 @@ class RopeConfig:
 
     `original_max_positions` is the context length before scaling, in tokens, and `max_positions` that which is reached
     by it, or which the config says, if that is more. Of a head's dimensions the first `share` are rotated. Kind "none"
-    rotates nothing.
+    rotates nothing. Queries grow with each `original_max_positions` tokens by `query_growth` and a logarithm.
     """
 
     kind: str
@@ -67,14 +68,21 @@ class RopeConfig:
     original_max_positions: int
     values: Mapping[str, Any] = field(hash=False)
     share: float = 1.0
+    query_growth: float = 0.0
 
     @classmethod
     def parse(
-        cls, raw: Mapping[str, Any], max_positions: int, theta: float = 10000.0, share: float | None = None
+        cls,
+        raw: Mapping[str, Any],
+        max_positions: int,
+        theta: float = 10000.0,
+        share: float | None = None,
+        grows: bool = False,
     ) -> "RopeConfig":
         """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`. Raises UnsupportedModel.
 
         `theta` and `share` are meant where the fields are missing; without a `share` heads must be rotated as a whole.
+        Only of families whose queries `grows` may say so.
         """
         scaling, found = optional_object(raw, "rope_scaling"), optional_object(raw, "rope_parameters")
         if scaling:
@@ -87,6 +95,10 @@ class RopeConfig:
             raise UnsupportedModel(f"RoPE type {kind!r} is not supported; these are: {', '.join(_KEYS)}")
         theta = float(values.pop("rope_theta", raw.get("rope_theta") or theta))
         rotated = _share(values.pop("partial_rotary_factor", raw.get("partial_rotary_factor")), share)
+        growth = _query_growth(values.pop(_GROWTH, 0.0)) if grows else 0.0
+        if grows:
+            # Of these families some have it there, too, and nobody reads it.
+            values.pop(_POSITIONS, None)
         # transformers lets the field beside the dictionary win.
         told = raw.get(_ORIGINAL) or values.get(_ORIGINAL)
         original = told or max_positions
@@ -101,7 +113,7 @@ class RopeConfig:
             if int(original) != max_positions:
                 raise UnsupportedModel("RoPE type 'dynamic' is not supported beyond the length that it was made for")
             kind, values = "default", {}
-        return cls(kind, theta, max_positions, int(original), values, rotated)
+        return cls(kind, theta, max_positions, int(original), values, rotated, growth)
 
     @classmethod
     def none(cls, max_positions: int) -> "RopeConfig":
@@ -142,6 +154,18 @@ class RopeConfig:
         angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
         still = torch.zeros(length, (head_dim - dims) // 2)
         return torch.cat((angles.cos() * factor, still + 1, angles.sin() * factor, still), dim=-1)
+
+    def query_factors(self, length: int) -> "Tensor | None":
+        """Return [length] float32: what queries at each position are multiplied by; None where that is 1 for all.
+
+        As in Llama 4: 1 + growth * ln(1 + how often the original length has passed).
+        """
+        import torch
+
+        if not self.query_growth or length <= self.original_max_positions:
+            return None
+        passed = torch.arange(length, dtype=torch.float32) / self.original_max_positions
+        return 1 + self.query_growth * torch.log(1 + passed.floor())
 
 
 def _check_values(kind: str, values: Mapping[str, Any]) -> None:
@@ -187,6 +211,12 @@ def _share(given: Any, default: float | None) -> float:
     if not isinstance(given, (int, float)) or not 0 < given <= 1 or (default is None and given != 1):
         allowed = "a number above 0, and 1 at most" if default is not None else "1 in models of this family"
         raise UnsupportedModel(f"RoPE's partial_rotary_factor must be {allowed}, got {given!r}")
+    return float(given)
+
+
+def _query_growth(given: Any) -> float:
+    if not isinstance(given, int | float) or not 0 <= given <= _MOST:
+        raise UnsupportedModel(f"RoPE parameter {_GROWTH!r} must be from 0 to {_MOST:g}, got {clip(repr(given), 80)}")
     return float(given)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import AttentionBatch, HeadShape, KVCache
 from chairlift.ops.contract import Ops
+from chairlift.ops.rotation import RotaryTable
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.decoder.transformers_rotation import Rotation, rotated
 
@@ -92,7 +93,7 @@ class PagedAttention:
         batch = self._still if table is None else self._turned
         assert batch is not None
         table = self._tables[heads.head_dim] if table is None else table
-        turned = self._ops.rope_and_write(qkv, table, batch, cache, heads)
+        turned = self._ops.rope_and_write(qkv, RotaryTable(table), batch, cache, heads)
         return self._ops.attention(turned, cache, self.batch, heads).view(1, tokens, heads.num_heads, heads.head_dim)
 
     def _note(self, layer: int, key: Tensor, heads: HeadShape) -> None:
@@ -109,7 +110,7 @@ class PagedAttention:
             assert self.batch is not None
             assert self._turned is not None
             cache = self._caches[layer]
-            turned = self._ops.rope_and_write(qkv, table, self._turned, cache, heads)
+            turned = self._ops.rope_and_write(qkv, RotaryTable(table), self._turned, cache, heads)
             return self._ops.attention(turned, cache, self.batch, heads).view(tokens, -1)
         each = qkv.view(1, tokens, -1, heads.head_dim).transpose(1, 2)
         query, key, value = torch.split(each, [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
