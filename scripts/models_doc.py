@@ -113,10 +113,24 @@ FOREIGN = {
     "nemotron_h": "Nemotron-H, Nemotron 3 (states)",
     "jamba": "Jamba (states, taken up token by token)",
     "mamba2": "Mamba 2, Codestral Mamba (states alone)",
+    "gptj": "GPT-J 6B",
+    "codegen": "CodeGen",
+    "afmoe": "Arcee Trinity",
+    "exaone_moe": "K-EXAONE",
+    "hy_v3": "Hunyuan 3",
+    "cohere2_moe": "Cohere's with experts",
+    "jais2": "Jais 2",
+    "laguna": "Laguna",
+    "jetmoe": "JetMoE",
+    "mellum": "Mellum with experts",
+    "kolibri1": "Kolibri 1",
+    "falcon_mamba": "Falcon Mamba (states alone, taken up token by token)",
 }
 # Those that read images too, of which the part for texts is served, through transformers as well.
 SEEING = {
     "gemma4": "Gemma 4; its parts for images and sound are left out",
+    "qwen3_vl_moe": "Qwen3-VL with experts; its part for images is left out",
+    "lfm2_vl": "LFM2-VL; its part for images is left out (states)",
     "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
     "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
 }
@@ -127,6 +141,7 @@ KNOWN_MULTIMODAL = {
     "qwen2_vl": "Qwen2-VL, QVQ",
     "qwen2_5_vl": "Qwen2.5-VL",
     "qwen3_vl": "Qwen3-VL 2B to 32B",
+    "glm4v": "GLM-4.1V, GLM-4.6V Flash",
     "llava": "LLaVA 1.5, Pixtral",
     "llava_next": "LLaVA 1.6, Granite Vision",
     "llava_onevision": "LLaVA-OneVision",

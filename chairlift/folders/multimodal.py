@@ -131,6 +131,7 @@ MULTIMODAL: Mapping[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen2", {"qwen2_vl_text": "qwen2"}, beside=("visual.",)),
     "qwen2_5_vl": MultimodalFamily("qwen2", {"qwen2_5_vl_text": "qwen2"}, beside=("visual.",)),
     "qwen3_vl": MultimodalFamily("qwen3", {"qwen3_vl_text": "qwen3"}, beside=("visual.",)),
+    "glm4v": MultimodalFamily("glm4", {"glm4v_text": "glm4"}, beside=("visual.",)),
     "llava": MultimodalFamily("llama"),
     "llava_next": MultimodalFamily("llama", beside=(*_SEES, "image_newline")),
     "llava_onevision": MultimodalFamily("qwen2", beside=(*_SEES, "image_newline")),

@@ -21,7 +21,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", 
 _ORIGINAL = "original_max_position_embeddings"
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 # Families that read images too, of which the part for texts is served.
-_READ_MORE = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"}
+_READ_MORE = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "lfm2_vl"}
 # With slopes in place of positions, whatever their folders say.
 _SLOPED = ("bloom", "mpt")
 _NOT_TAKEN_OVER = "their attention can't be taken over"
@@ -108,7 +108,7 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     return TransformersConfig(
         model_type=name,
         vocab_size=_first(raw, ("vocab_size",)),
-        head_dim=_head_dim(raw),
+        head_dim=0 if recurrent and not any(map(raw.get, _HEADS)) else _head_dim(raw),
         max_positions=_UNBOUNDED if recurrent else _max_positions(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
 from support.foreign_factory import (
+    ALIKE,
     FOREIGN,
     NATIVE_TOO,
     REFUSED,
@@ -22,7 +23,7 @@ from support.foreign_factory import (
     greedy,
 )
 from support.model_factory import edited_folder, model_folder, reference_model
-from support.multimodal_factory import multimodal_folder
+from support.multimodal_factory import THROUGH_TRANSFORMERS, multimodal_folder
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import transformers_config
@@ -59,7 +60,9 @@ def test_logits_equal_transformers(name: str) -> None:
         assert (logits - wanted).abs().max() <= 1e-3 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in FOREIGN]
+)
 def test_greedy_tokens_equal_transformers(name: str) -> None:
     """In one mixed batch, and in chunks of 7 tokens, whose last chunks mix with other requests' decodes."""
     harness = Harness(runner_of(name))
@@ -147,11 +150,11 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
     assert runner.model.kv_bytes_per_token() == native.model.kv_bytes_per_token()
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "mistral3", "gemma4", "gemma4_larger"])
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "mistral3", "gemma4", "gemma4_larger", *THROUGH_TRANSFORMERS])
 def test_the_part_for_texts_of_a_model_that_sees(name: str) -> None:
     from transformers import AutoModelForImageTextToText
 
-    folder = multimodal_folder(name) if name in MULTIMODAL else folder_that_sees(name)
+    folder = multimodal_folder(name) if name in MULTIMODAL or name in THROUGH_TRANSFORMERS else folder_that_sees(name)
     whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for logits, prompt in zip(
         all_logits(make_runner(folder, ops="native", implementation="transformers"), list(prompts().values())),
@@ -405,7 +408,8 @@ def test_the_page_of_models_names_these_families(monkeypatch: pytest.MonkeyPatch
 
     kinds = [kind for name, (kind, _) in FOREIGN.items() if name not in NATIVE_TOO]
     assert list(models_doc.FOREIGN) == list(dict.fromkeys(kinds))
-    assert {*models_doc.SEEING} == transformers_config._READ_MORE
+    assert {*models_doc.SEEING} == transformers_config._READ_MORE - MULTIMODAL.keys()
+    assert list(models_doc.KNOWN_MULTIMODAL) == list(MULTIMODAL)
 
 
 @pytest.mark.parametrize("name", ["cohere", "stablelm_parallel"])

@@ -161,7 +161,28 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", TINY | _NEMOTRON),
     "jamba": ("jamba", TINY | _JAMBA),
     "mamba2": ("mamba2", _MAMBA_ALONE),
+    "gptj": ("gptj", _GPT | {"rotary_dim": 8}),
+    "codegen": ("codegen", _GPT | {"rotary_dim": 8, "n_ctx": 512}),
+    "afmoe": ("afmoe", TINY | _WINDOWS | _EXPERTS | {"head_dim": 16, "num_shared_experts": 1, "mup_enabled": True}),
+    "exaone_moe": ("exaone_moe", TINY | _WINDOWS | _EXPERTS | {"head_dim": 16}),
+    "hy_v3": ("hy_v3", TINY | _EXPERTS | {"head_dim": 16, "mlp_layer_types": ["dense", "sparse"]}),
+    "cohere2_moe": ("cohere2_moe", TINY | _WINDOWS | _EXPERTS | {"head_dim": 16, "num_shared_experts": 1}),
+    "jais2": ("jais2", TINY),
+    "laguna": (
+        "laguna",
+        TINY | _WINDOWS | _EXPERTS | {"head_dim": 16, "num_attention_heads_per_layer": [4, 2]}
+        | {"shared_expert_intermediate_size": 64, "mlp_layer_types": ["dense", "sparse"]},
+    ),
+    "jetmoe": ("jetmoe", TINY | _LOCAL | {"kv_channels": 16}),
+    "mellum": ("mellum", TINY | _WINDOWS | _EXPERTS | {"head_dim": 16, "mlp_layer_types": ["dense", "sparse"]}),
+    "kolibri1": ("kolibri1", TINY | _WINDOWS | _EXPERTS | {"head_dim": 16, "shared_expert_intermediate_size": 64}),
+    "falcon_mamba": ("falcon_mamba", {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2}),
 }  # fmt: skip
+# Those of them that are made of what others are made of, in another order.
+ALIKE = [
+    *("gptj", "codegen", "afmoe", "exaone_moe", "hy_v3", "cohere2_moe", "jais2", "laguna", "jetmoe", "mellum"),
+    *("kolibri1", "falcon_mamba"),
+]
 # Those of them whose layers have states, all but a few.
 STATEFUL = [
     *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"),

@@ -66,6 +66,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         _PATCHES | {"deepstack_visual_indexes": [0]},
         _IDS,
     ),
+    "glm4v": (
+        "Glm4v",
+        TINY
+        | {"head_dim": 16}
+        | {"rope_parameters": _THREE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+        _PATCHES,
+        {**_IDS, "image_start_token_id": 317, "image_end_token_id": 316}
+        | {"video_start_token_id": 315, "video_end_token_id": 314},
+    ),
     "llava": ("Llava", _LLAMA, _SEES, {"image_token_index": 319}),
     "llava_next": ("LlavaNext", _LLAMA, _SEES, {"image_token_index": 319}),
     "llava_onevision": ("LlavaOnevision", _QWEN2, _SEES, {"image_token_index": 319}),
@@ -82,6 +91,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
     ),
     "qwen2_audio": ("Qwen2Audio", _QWEN2, _HEARS | {"max_source_positions": 8}, {"audio_token_index": 319}),
 }
+# Those that transformers computes.
+THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        TINY
+        | {"head_dim": 16, "rope_parameters": _THREE | {"mrope_interleaved": True}}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        _PATCHES | {"deepstack_visual_indexes": [0]},
+        _IDS,
+    ),
+    "lfm2_vl": (
+        "Lfm2Vl",
+        TINY
+        | {"model_type": "lfm2", "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+        _SEES | {"num_patches": 4},
+        {"projector_hidden_size": 32},
+    ),
+}
 _HEARING = ("voxtral", "qwen2_audio")
 # How names of tensors begin, and how in folders that releases of transformers saved by their modules' names.
 _BY_MODULES = {
@@ -96,10 +123,10 @@ _BY_MODULES = {
 
 @functools.cache
 def multimodal_folder(name: str) -> Path:
-    """The folder of one of MODELS, as transformers saves it, with all its parts."""
+    """The folder of one of these, as transformers saves it, with all its parts."""
     transformers = pytest.importorskip("transformers")
     folder = temporary_root() / f"multimodal-{name}"
-    kind, text, other, more = MODELS[name]
+    kind, text, other, more = (MODELS | THROUGH_TRANSFORMERS)[name]
     part = "audio_config" if name in _HEARING else "vision_config"
     config = getattr(transformers, f"{kind}Config")(text_config=text, **{part: other}, **more)
     torch.manual_seed(0)

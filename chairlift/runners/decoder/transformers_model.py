@@ -54,7 +54,7 @@ _CACHE_NAMES = "cache", "past_key_values", "cache_params"
 # Families whose window transformers puts into masks alone, of which none is made here.
 _WINDOW_IN_MASK = {"phimoe"}
 # Those that read images too, of which transformers has no part for texts by itself.
-_WHOLE = {"mistral3"}
+_WHOLE = {"mistral3", "qwen3_vl_moe", "lfm2_vl"}
 # The first version whose modules ask for each state by itself.
 _STATES_SINCE = "5.21"
 # By how much logits may differ that should be equal, as a share of the largest.
