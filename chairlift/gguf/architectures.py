@@ -86,6 +86,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minicpm": Architecture("granite", dialect=_minicpm, paired=True, keys=_GRANITE),
     "qwen2": Architecture("qwen2", present={}),
     "qwen3": Architecture("qwen3"),
+    # The parts for texts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. All positions of a text's token are the same, so it does
+    # not matter how frequencies are shared out among three.
+    "qwen2vl": Architecture("qwen2", present={}),
+    "qwen3vl": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", paired=True),
     "granite": Architecture("granite", paired=True, keys=_GRANITE, switches=_GRANITE_SWITCHES),
     "olmo2": Architecture("olmo2", names=_AFTER),
@@ -167,6 +171,7 @@ _OLMO3 = Architecture("olmo3", names=_AFTER, keys=_WINDOW)
 _OF_EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_experts"}
 _WITH_WIDTH = _OF_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 # Those of files that count experts.
+_QWEN3_MOE = Architecture("qwen3_moe", names=EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True})
 WITH_EXPERTS: dict[str, Architecture] = {
     "llama": Architecture("mixtral", paired=True, names=_MIXTRAL_EXPERTS, keys=_OF_EXPERTS),
     "qwen2moe": Architecture(
@@ -174,7 +179,8 @@ WITH_EXPERTS: dict[str, Architecture] = {
         names=EXPERTS,
         keys=_WITH_WIDTH | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
-    "qwen3moe": Architecture("qwen3_moe", names=EXPERTS, keys=_WITH_WIDTH, fields={"norm_topk_prob": True}),
+    "qwen3moe": _QWEN3_MOE,
+    "qwen3vlmoe": _QWEN3_MOE,
     "olmoe": Architecture("olmoe", names=EXPERTS, keys=_OF_EXPERTS),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",

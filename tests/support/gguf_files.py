@@ -76,6 +76,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm": ("granite", _GRANITE | {"attention_multiplier": 0.25}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    # The parts for texts of models that read images.
+    "qwen2vl": ("qwen2", {}),
+    "qwen3vl": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
     "granite": ("granite", _GRANITE),
     # As files of Granite 4 have one that is dense: with keys of states and of experts, and heads by layers.
@@ -146,12 +149,14 @@ MODELS |= {
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 # Those with experts: the architecture that files of them name.
 WITH_EXPERTS = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
+WITH_EXPERTS |= {"qwen3vlmoe": "qwen3vlmoe"}
 WITH_EXPERTS |= {"granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss"}
 _GPT_OSS_ROPE = _YARN | {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 MODELS |= {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": ("qwen2_moe", _EXPERTS | {"shared_expert_intermediate_size": 96, "norm_topk_prob": False}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3vlmoe": ("qwen3_moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 3, "norm_topk_prob": False}),
     "granitemoe": ("granitemoe", _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "ernie4_5_moe": (
@@ -187,7 +192,7 @@ _PAIRED, _LIFTED = (
     ("gemma", "gemma2", "gemma3", "gemma-embedding"),
 )
 # Models whose files have a name of their own.
-_BY_NAME = WITH_EXPERTS | {name: name for name in ("internlm2", "exaone", "minicpm")}
+_BY_NAME = WITH_EXPERTS | {name: name for name in ("internlm2", "exaone", "minicpm", "qwen2vl", "qwen3vl")}
 _BY_NAME |= {"gemma_embedding": "gemma-embedding"}
 # Families that converters write as another.
 _AS_ANOTHER = {
@@ -198,6 +203,8 @@ _AS_ANOTHER = {
     "mistral": "mistral3",
     "ministral3": "mistral3",
 } | OLDER_NAMES
+# Those whose frequencies are shared out among three positions.
+_THREE_POSITIONS = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
 # Those whose files say which layers have a window.
 _WITH_PATTERN = ("olmo3", "gemma3_pattern", "exaone4")
 # The package does not round to this one. Its blocks are as long as those whose bytes are taken for it.
@@ -299,6 +306,9 @@ def _describe_all(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], ow
         _describe_rotation(writer, config, name in _WITH_PATTERN)
     if name in _WITH_PATTERN:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if name in _THREE_POSITIONS:
+        writer.add_rope_dimension_sections([6, 5, 5, 0] if name == "qwen3vl" else [3, 3, 2, 0])
+        writer.add_num_deepstack_layers(0 if name == "qwen2vl" else 2)
     if name == "granite_4":
         _describe_as_hybrid(writer, config)
     if config.get("is_causal") is False:
