@@ -14,7 +14,7 @@ from chairlift.errors import ChairliftError, ConfigError, UnsupportedModel, look
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import is_encoder, task_of
 from chairlift.folders.model_json import NO_TOKENIZER, optional_object, read_model_json, values_checked
-from chairlift.folders.multimodal import multimodal_of
+from chairlift.folders.multimodal import is_native, multimodal_of
 from chairlift.folders.quantization_config import parse_quantization
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.folders.tensor_files import count_numbers, weight_files
@@ -153,8 +153,7 @@ def _of_items(found: _LookedUp) -> Rows:
     folder = found.folder
     check_model(ItemConfig(model=str(folder), kind="encoder"))
     raw = read_model_json(folder)
-    is_decoder = raw.get("model_type") in DECODERS
-    config: DecoderConfig | EncoderConfig = read_config(folder) if is_decoder else read_encoder_config(folder)
+    config: DecoderConfig | EncoderConfig = read_config(folder) if is_native(raw) else read_encoder_config(folder)
     positions = config.max_positions if isinstance(config, DecoderConfig) else config.max_tokens
     held = _held(found, config.vocab_size * config.hidden_size)
     return [

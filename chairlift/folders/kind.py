@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.model_json import is_classifier, positive_size, read_model_json, values_checked
+from chairlift.folders.multimodal import is_native
 from chairlift.folders.sentence_files import SentenceFiles, pools, scores_logits
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
@@ -26,7 +26,7 @@ def is_encoder(folder: Path) -> bool:
     if raw.get("model_type") in ENCODERS:
         return True
     reads = is_classifier(raw) or any(map(_is_headless, raw.get("architectures") or []))
-    return raw.get("model_type") in DECODERS and (reads or pools(folder) or scores_logits(folder))
+    return is_native(raw) and (reads or pools(folder) or scores_logits(folder))
 
 
 def _is_headless(architecture: str) -> bool:

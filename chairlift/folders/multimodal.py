@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.model_json import optional_object
 
 _NESTED = ("language_model.model.", "model.language_model.", "model.")
@@ -110,6 +111,15 @@ class MultimodalFamily:
             if (rope := optional_object(found, kind)).keys() & set(_THREE_POSITIONS):
                 found[kind] = _of_one_position(rope)
         return found
+
+
+def is_native(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a decoder that native kernels know, or of a model whose part for texts is one.
+
+    Raises UnsupportedModel if that part is no object.
+    """
+    multimodal = multimodal_of(raw)
+    return (raw if multimodal is None else multimodal.text_config(raw)).get("model_type") in FAMILIES
 
 
 def multimodal_of(raw: Mapping[str, Any]) -> MultimodalFamily | None:

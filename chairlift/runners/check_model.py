@@ -4,9 +4,9 @@ from pathlib import Path
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
-from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
+from chairlift.folders.multimodal import is_native
 from chairlift.folders.sentence_files import SentenceFiles
 from chairlift.runners.decoder.config import DecoderConfig, max_length, parse_config, read_any_config
 from chairlift.runners.encoder.config import EncoderConfig, check_logit_score, read_encoder_config
@@ -20,7 +20,7 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
     elif config.kind == "encoder":
         raw = read_model_json(folder)
         found: EncoderConfig | DecoderConfig
-        if raw.get("model_type") in DECODERS:
+        if is_native(raw):
             check_direction(raw)
             found = parse_config(raw)
         else:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from chairlift.config.items import ItemConfig
-from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.model_json import read_model_json
+from chairlift.folders.multimodal import is_native
 from chairlift.runners.items import ItemRunner
 
 
@@ -37,7 +37,7 @@ def _check_folder(folder: Path) -> None:
     from chairlift.runners.decoder.config import read_config
     from chairlift.runners.encoder.config import read_encoder_config
 
-    if read_model_json(folder).get("model_type") in DECODERS:
+    if is_native(read_model_json(folder)):
         read_config(folder)
     else:
         read_encoder_config(folder)

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_runner, prompts, requests
+from support.encoder_factory import encodings, sentence_folder
 from support.foreign_factory import GEMMA3_TEXTS, gemma3_folder, greedy
 from support.model_factory import edited_folder
 from support.multimodal_factory import (
@@ -16,12 +18,16 @@ from support.multimodal_factory import (
     multimodal_reference,
 )
 
+from chairlift.config.items import ItemConfig
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import multimodal
 from chairlift.folders.decoder_families import FAMILIES
+from chairlift.folders.kind import is_encoder
 from chairlift.folders.multimodal import MULTIMODAL
+from chairlift.runners.check_model import check_model
 from chairlift.runners.decoder.config import DecoderConfig, read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
+from chairlift.runners.encoder.runner import EncoderRunner
 
 
 def check_logits(runner: DecoderRunner, name: str) -> None:
@@ -62,6 +68,22 @@ def test_greedy_tokens_equal_transformers(name: str) -> None:
     for key, prompt in prompts().items():
         assert greedy(multimodal_reference(name), prompt, found[key]) == found[key]
     assert harness.generate(requests(), 64, chunk=7) == found
+
+
+def test_one_that_embeds(tmp_path: Path) -> None:
+    """As its part for texts would by itself: what is pooled is what transformers' last norm gives."""
+    folder = sentence_folder(tmp_path / "model", multimodal_folder("qwen3_vl"), [("Pooling", {"pooling_mode": "mean"})])
+    assert is_encoder(folder)
+    assert not is_encoder(multimodal_folder("qwen3_vl"))
+    check_model(ItemConfig(model=str(folder), kind="encoder"))
+    runner = EncoderRunner(str(folder), dtype="float32", num_threads=1)
+    runner.load()
+    texts = encodings(lengths=(1, 40, 200))
+    for found, text in zip(runner.run(texts), texts, strict=True):
+        with torch.no_grad():
+            states = multimodal_reference("qwen3_vl").model(input_ids=torch.tensor([text.token_ids]))[0][0]
+        assert isinstance(found, np.ndarray)
+        assert torch.cosine_similarity(torch.from_numpy(found), states.mean(0), dim=0) >= 0.999999
 
 
 @pytest.mark.parametrize("name", multimodal._LEFT_OUT)

@@ -19,7 +19,7 @@ from chairlift.folders.latent_config import LatentConfig, parse_latent
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
-from chairlift.folders.multimodal import MultimodalFamily, multimodal_of
+from chairlift.folders.multimodal import MultimodalFamily, is_native, multimodal_of
 from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
 from chairlift.folders.transformers_config import TransformersConfig, parse_transformers
 from chairlift.ops.activation import ACTIVATIONS, Activation
@@ -154,19 +154,13 @@ def read_any_config(folder: Path, implementation: str) -> DecoderConfig | Transf
     nothing.
     """
     raw = read_model_json(folder)
-    if implementation == "native" or (implementation == "auto" and _has_kernels(raw)):
+    if implementation == "native" or (implementation == "auto" and is_native(raw)):
         try:
             return _writing(parse_config(raw))
         except NotNative:
             if implementation == "native":
                 raise
     return parse_transformers(raw)
-
-
-def _has_kernels(raw: Mapping[str, Any]) -> bool:
-    """Whether native kernels know the family, or that of a model's part for texts."""
-    multimodal = multimodal_of(raw)
-    return (raw if multimodal is None else multimodal.text_config(raw)).get("model_type") in FAMILIES
 
 
 def _writing(config: DecoderConfig) -> DecoderConfig:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.kind import check_direction
 from chairlift.folders.model_json import read_model_json
+from chairlift.folders.multimodal import is_native
 from chairlift.folders.quantization_config import QuantizationConfig
 from chairlift.folders.sentence_files import LogitScore
 from chairlift.ops.contract import Ops
@@ -55,7 +55,7 @@ def read_backbone(folder: Path, score: LogitScore | None = None) -> Backbone:
     Raises ConfigError and UnsupportedModel as `read_config` does.
     """
     raw = read_model_json(folder)
-    if raw.get("model_type") in DECODERS:
+    if is_native(raw):
         check_direction(raw)
         config = parse_config(raw)
         check_logit_score(score, config)
