@@ -119,7 +119,8 @@ def is_native(raw: Mapping[str, Any]) -> bool:
     Raises UnsupportedModel if that part is no object.
     """
     multimodal = multimodal_of(raw)
-    return (raw if multimodal is None else multimodal.text_config(raw)).get("model_type") in FAMILIES
+    name = (raw if multimodal is None else multimodal.text_config(raw)).get("model_type")
+    return isinstance(name, str) and name in FAMILIES
 
 
 def multimodal_of(raw: Mapping[str, Any]) -> MultimodalFamily | None:
@@ -138,10 +139,10 @@ _IDEFICS = MultimodalFamily("llama", bases=("model.text_model.",), beside=("visi
 MULTIMODAL: Mapping[str, MultimodalFamily] = {
     "gemma3": MultimodalFamily("gemma3_text", tied=True),
     "mistral3": MultimodalFamily("mistral", tied=True),
-    "qwen2_vl": MultimodalFamily("qwen2", {"qwen2_vl_text": "qwen2"}, beside=("visual.",)),
-    "qwen2_5_vl": MultimodalFamily("qwen2", {"qwen2_5_vl_text": "qwen2"}, beside=("visual.",)),
-    "qwen3_vl": MultimodalFamily("qwen3", {"qwen3_vl_text": "qwen3"}, beside=("visual.",)),
-    "glm4v": MultimodalFamily("glm4", {"glm4v_text": "glm4"}, beside=("visual.",)),
+    "qwen2_vl": MultimodalFamily("qwen2_vl_text", {"qwen2_vl_text": "qwen2"}, beside=("visual.",)),
+    "qwen2_5_vl": MultimodalFamily("qwen2_5_vl_text", {"qwen2_5_vl_text": "qwen2"}, beside=("visual.",)),
+    "qwen3_vl": MultimodalFamily("qwen3_vl_text", {"qwen3_vl_text": "qwen3"}, beside=("visual.",)),
+    "glm4v": MultimodalFamily("glm4v_text", {"glm4v_text": "glm4"}, beside=("visual.",)),
     "llava": MultimodalFamily("llama"),
     "llava_next": MultimodalFamily("llama", beside=(*_SEES, "image_newline")),
     "llava_onevision": MultimodalFamily("qwen2", beside=(*_SEES, "image_newline")),
