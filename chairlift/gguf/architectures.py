@@ -235,7 +235,7 @@ WITH_EXPERTS: dict[str, Architecture] = {
 BY_TRANSFORMERS = (
     *("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
     *("granitehybrid", "falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe", "jamba"),
-    "gemma4",
+    *("gemma3n", "gemma4"),
 )
 
 

@@ -3,15 +3,14 @@
 Layers that see all of a text have wider heads than others, and of the last layers none has keys and values of its own.
 """
 
-import math
 from collections.abc import Sequence
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import GgufFile
-from chairlift.gguf.told_fields import Fields, optional_experts, rotation
+from chairlift.gguf.told_fields import Fields, embeddings_of_layers, optional_experts, rotation
 from chairlift.gguf.told_settings import ToldSettings
 
-_FREQUENCIES, _WORDS = "rope_freqs.weight", "per_layer_token_embd.weight"
+_FREQUENCIES = "rope_freqs.weight"
 _KEY_HEADS, _WIDTHS, _WINDOWED = "attention.head_count_kv", "feed_forward_length", "attention.sliding_window_pattern"
 _CAP = "final_logit_softcapping"
 # By what files divide the angles of what is not rotated.
@@ -44,7 +43,7 @@ def gemma4(told: ToldSettings, file: GgufFile) -> Fields:
         "final_logit_softcapping": told.number(_CAP) if told.has(_CAP) else None,
         **_key_heads(told, file, windowed, told.num_layers - shared),
         **_mlps(told, told.num_layers - shared),
-        **_words(told, file),
+        **embeddings_of_layers(told, file),
         **_experts(told),
     }
 
@@ -90,17 +89,6 @@ def _mlps(told: ToldSettings, own: int) -> Fields:
     if not first or {*widths[:own]} != {first} or not (doubled or behind <= {first}):
         raise told.wrong(_WIDTHS, f"neither the same for all layers nor twice that behind the first {own}")
     return {"intermediate_size": first, "use_double_wide_mlp": doubled}
-
-
-def _words(told: ToldSettings, file: GgufFile) -> Fields:
-    """The table of embeddings that each layer has of its own."""
-    size = told.size("embedding_length_per_layer_input", 0, least=0)
-    if not size:
-        return {"hidden_size_per_layer_input": 0}
-    table = file.tensors.get(_WORDS)
-    if table is None or len(table.shape) != 2 or math.prod(table.shape[1:]) != size * told.num_layers:
-        raise UnsupportedModel(f"tensor {_WORDS!r} of {told.file_name} is missing, or not of {size} for each layer")
-    return {"hidden_size_per_layer_input": size, "vocab_size_per_layer_input": table.shape[0]}
 
 
 def _experts(told: ToldSettings) -> Fields:

@@ -22,6 +22,8 @@ from chairlift.gguf.tensor_types import Packing, TensorTypes
 _AT_A_TIME = 2**17
 # The largest models have a quarter of that: 384 experts in 60 layers.
 _MOST_PLACES = 2**18
+# Of each of Gemma 3n's streams one, in one.
+_STREAMS = ("altup_proj.", "altup_unembd_proj.")
 # Converters may leave out that it is one row.
 _ONE_ROW = ".shared_expert_gate.weight"
 _PAIRED = (".self_attn.q_proj.", ".self_attn.k_proj.")
@@ -170,13 +172,13 @@ class GgufTensors:
         return found
 
     def _experts_of(self, name: str, place: TensorPlace) -> dict[str, TensorPlace]:
-        """Where each expert's part of a tensor [E, outs, ins] lies, or of biases [E, outs]."""
-        metadata = self._file.metadata
-        count = metadata.get(f"{metadata['general.architecture']}.expert_count")
+        """Where each expert's part of a tensor [E, outs, ins] lies, or of biases [E, outs]; and so each stream's."""
+        metadata, key = self._file.metadata, "altup.num_inputs" if name.startswith(_STREAMS) else "expert_count"
+        count = metadata.get(f"{metadata['general.architecture']}.{key}")
+        # Of Gemma 3n's streams the first is what layers see, and needs none.
+        count = count - 1 if name.startswith(_STREAMS) and isinstance(count, int) else count
         if len(place.shape) != (2 if name.endswith(".bias") else 3) or place.shape[0] != count:
-            raise UnsupportedModel(
-                f"tensor {name!r} is for {list(place.shape)} numbers, not for {shown(count)} experts"
-            )
+            raise UnsupportedModel(f"tensor {name!r} is of {list(place.shape)} numbers, not of {shown(count)} by {key}")
         each = place._replace(shape=place.shape[1:])
         size = self._types.packing_of(name, each).num_bytes
         return {str(index): each._replace(offset=place.offset + index * size) for index in range(count)}

@@ -156,26 +156,50 @@ _QWEN3_NEXT = HybridNames(
         of_one("linear_attn.A_log", logarithm),
     ),
 )
+_GEMMA_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA_WHOLE = _WHOLE | {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+_GEMMA3N = HybridNames(
+    "gemma3n_text",
+    names=_GEMMA_LAYER
+    | {
+        "altup_correct_scale.weight": "altup.correct_output_scale",
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    },
+    whole=_GEMMA_WHOLE
+    | {"altup_proj": "model.altup_projections.{}", "altup_unembd_proj": "model.altup_unembed_projections.{}"},
+)
 _GEMMA4 = HybridNames(
     "gemma4_text",
-    names={
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
+    names=_GEMMA_LAYER
+    | {
         "layer_output_scale.weight": "layer_scalar",
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
         "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",
         "ffn_down_exps.scale": "router.per_expert_scale",
@@ -187,14 +211,7 @@ _GEMMA4 = HybridNames(
         "post_ffw_norm_1": "post_feedforward_layernorm_1",
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
     },
-    whole={
-        "token_embd": "model.embed_tokens",
-        "output": "lm_head",
-        "output_norm": "model.norm",
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
-    },
+    whole=_GEMMA_WHOLE,
     changes=(TensorChange("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), joined_experts),),
 )
 
@@ -211,5 +228,6 @@ HYBRID_NAMES: dict[str, HybridNames] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
     "jamba": JAMBA,
+    "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
 }

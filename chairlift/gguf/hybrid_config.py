@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import values_checked
+from chairlift.gguf.gemma3n_fields import gemma3n
 from chairlift.gguf.gemma4_fields import gemma4
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_fields import delta_dense, delta_with_experts, lfm2, lfm2_moe
@@ -58,5 +59,6 @@ HYBRIDS: Mapping[str, _Hybrid] = {
     "nemotron_h": _Hybrid("nemotron_h", nemotron_h),
     "nemotron_h_moe": _Hybrid("nemotron_h", nemotron_h),
     "jamba": _Hybrid("jamba", jamba),
+    "gemma3n": _Hybrid("gemma3n_text", gemma3n),
     "gemma4": _Hybrid("gemma4_text", gemma4),
 }

@@ -1,11 +1,15 @@
 """What a GGUF file's metadata says of a model with states, in the fields of its config.json."""
 
+import math
 from typing import Any
 
+from chairlift.errors import UnsupportedModel
+from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.routed_experts import MOST_EXPERTS
 from chairlift.gguf.told_settings import ToldSettings
 
 Fields = dict[str, Any]
+_WORDS = "per_layer_token_embd.weight"
 
 
 def attention_fields(told: ToldSettings) -> Fields:
@@ -54,3 +58,14 @@ def optional_experts(told: ToldSettings) -> tuple[int, int]:
     if count > 1 and not 0 < used <= count:
         raise told.wrong("expert_used_count", f"not from 1 to {count}")
     return count, used
+
+
+def embeddings_of_layers(told: ToldSettings, file: GgufFile) -> Fields:
+    """The table of embeddings that each layer has of its own."""
+    size = told.size("embedding_length_per_layer_input", 0, least=0)
+    if not size:
+        return {"hidden_size_per_layer_input": 0}
+    table = file.tensors.get(_WORDS)
+    if table is None or len(table.shape) != 2 or math.prod(table.shape[1:]) != size * told.num_layers:
+        raise UnsupportedModel(f"tensor {_WORDS!r} of {told.file_name} is missing, or not of {size} for each layer")
+    return {"hidden_size_per_layer_input": size, "vocab_size_per_layer_input": table.shape[0]}

@@ -69,6 +69,15 @@ class ToldSettings:
             raise self.wrong(key, f"not whole numbers from 0 to {_MOST}")
         return [int(each) for each in found[: self.num_layers]]
 
+    def quantiles(self, key: str) -> list[float]:
+        """A number of each layer, or what is below all numbers."""
+        found = self._value(key, None)
+        if not isinstance(found, list) or len(found) != self.num_layers:
+            raise self.wrong(key, f"not a number for each of {self.num_layers} layers")
+        if not all(type(each) in (int, float) and each < 3e38 for each in found):
+            raise self.wrong(key, "not numbers")
+        return [float(each) for each in found]
+
     def same(self, key: str, default: int | None = None) -> int:
         """The one number that all layers have that have any."""
         found = set(self.sizes(key, default)) - {0}

@@ -193,7 +193,7 @@ def test_experts_that_are_not_as_many_as_counted_are_named(tmp_path: Path) -> No
     key = b"llama.expert_count" + struct.pack("<I", 4)
     path = tmp_path / "m.gguf"
     path.write_bytes(data.replace(key + struct.pack("<I", 4), key + struct.pack("<I", 3)))
-    with pytest.raises(UnsupportedModel, match=r"ffn_.*_exps.* is for \[4, .*\] numbers, not for 3 experts"):
+    with pytest.raises(UnsupportedModel, match=r"ffn_.*_exps.* is of \[4, .*\] numbers, not of 3 by expert_count"):
         read_whole(path)
 
 

@@ -281,6 +281,42 @@ def _change_falcon(name: str, tensor: Tensor, config: Config) -> Named:
     yield from _change_mamba(name, tensor, config)
 
 
+def _describe_gemma3n(writer: gguf.GGUFWriter, config: Config) -> None:
+    ropes, kinds = config["rope_parameters"], config["layer_types"]
+    _describe(writer, config | {"rope_parameters": ropes["full_attention"]})
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_altup_active_idx(config["altup_active_idx"])
+    normal = torch.distributions.Normal(0, 1)
+    shares = torch.tensor(config["activation_sparsity_pattern"])
+    writer.add_activation_sparsity_scale(normal.icdf(shares).tolist())
+
+
+def _change_gemma3n(name: str, tensor: Tensor, config: Config) -> Named:
+    yield f"{name}.weight" if name.endswith("_scale") else name, tensor
+
+
+def _gemma3n_tensors(tensors: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """Of the streams' all but one lie in one; and layers have keys and values that nobody reads."""
+    found, layers = dict(tensors), config["num_hidden_layers"]
+    for layer in range(layers - config["num_kv_shared_layers"], layers):
+        for part in ("k_proj", "v_proj", "k_norm"):
+            found[f"model.layers.{layer}.self_attn.{part}.weight"] = tensors[f"model.layers.0.self_attn.{part}.weight"]
+    for part in ("altup_projections", "altup_unembed_projections"):
+        own = sorted(name for name in tensors if name.startswith(f"model.{part}."))
+        found[f"model.{part}.weight"] = torch.stack([found.pop(name) for name in own])
+    return found
+
+
 def _describe_gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
     ropes, kinds = config["rope_parameters"], config["layer_types"]
     _describe(writer, config | {"rope_parameters": ropes["full_attention"]})
@@ -384,6 +420,7 @@ WRITTEN = {
     "nemotron_h": Written("nemotron_h", _describe_nemotron, _change_mamba),
     "nemotron_h_moe": Written("nemotron_h_moe", _describe_nemotron, _change_mamba),
     "jamba": Written("jamba", _describe_jamba, _change_mamba),
+    "gemma3n_text": Written("gemma3n", _describe_gemma3n, _change_gemma3n),
     "gemma4_text": Written("gemma4", _describe_gemma4, _change_gemma4),
     "gemma4_experts": Written("gemma4", _describe_gemma4, _change_gemma4),
     "gemma4_wide": Written("gemma4", _describe_gemma4, _change_gemma4),
@@ -423,8 +460,10 @@ def hybrid_file(name: str, kind: str = "F32", num_guessing: int = 0) -> Path:
     add_words(writer, config["vocab_size"])
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
     tensors = load_file(plain_hybrid(name) / "model.safetensors")
+    if written.arch == "gemma3n":
+        tensors = _gemma3n_tensors(tensors, config)
     # Folders of Gemma 4 have its experts in one as files do.
-    for own, tensor in (tensors if written.arch == "gemma4" else together(tensors)).items():
+    for own, tensor in (tensors if written.arch.startswith("gemma") else together(tensors)).items():
         for changed, array in written.change(own, tensor.float(), config):
             is_own = changed.startswith(("blk.", "rope_freqs."))
             new = changed if is_own else names.get_name(changed, try_suffixes=(".weight", ".bias"))
