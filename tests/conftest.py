@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 # No test asks the real Hub for anything: its library reads this once.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+# Every client of HTTP reads the certificates of all the world's authorities as it is made, which takes it 40 ms, and no
+# test reaches the world. A folder is looked into only when somebody shows a certificate.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 # Two processes of tests share the cores: threads that spin until there is work again keep it from the others. OpenMP
 # reads this once.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
