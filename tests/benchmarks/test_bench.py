@@ -46,7 +46,7 @@ def test_equal_lengths_cost_static_nothing() -> None:
 
 
 def test_exponential_lengths_cost_static_about_h8() -> None:
-    static, continuous = (figures(ride(s, "exponential:16", 200)) for s in ("static", "continuous"))
+    static, continuous = (figures(ride(s, "exponential:16", 400)) for s in ("static", "continuous"))
     assert static["steps"] / continuous["steps"] == pytest.approx(2.72, rel=0.15)
     assert static["idle_slots_percent"] > continuous["idle_slots_percent"]
 
