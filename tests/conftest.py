@@ -1,5 +1,6 @@
 """What holds for all tests: those that start processes are marked, and what takes long to start is shared."""
 
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -14,12 +15,19 @@ if TYPE_CHECKING:
 
 # No test asks the real Hub for anything: its library reads this once.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+# Every client of HTTP reads the certificates of all the world's authorities as it is made, which takes it 40 ms, and no
+# test reaches the world. A folder is looked into only when somebody shows a certificate.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 # Two processes of tests share the cores: threads that spin until there is work again keep it from the others. OpenMP
 # reads this once.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What tests fork becomes another program at once. gRPC's own thread would begin in it before that, and end it where it
 # finds its files closed (grpc/grpc#43055).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+# What is imported to find the tests makes millions of objects, and none of them is garbage.
+gc.disable()
 
 SHARED = {"demo_server", "models_server"}
 _started: list[str] = []
@@ -65,6 +73,12 @@ def _note_python(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_note_python)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what tests make alone."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

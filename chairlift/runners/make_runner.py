@@ -5,6 +5,7 @@ from pathlib import Path
 from chairlift.config.items import ItemConfig
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.multimodal import is_native
+from chairlift.runners.heavy_import import heavy_import
 from chairlift.runners.items import ItemRunner
 
 
@@ -19,7 +20,8 @@ def make_runner(config: ItemConfig) -> ItemRunner:
 
         return FunctionRunner(config)
     _check_folder(Path(config.model))
-    from chairlift.runners.encoder.runner import EncoderRunner
+    with heavy_import():
+        from chairlift.runners.encoder.runner import EncoderRunner
 
     return EncoderRunner(
         config.model,

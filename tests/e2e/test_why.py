@@ -14,7 +14,7 @@ from support.key_files import bearer, key_of, write_keys
 from support.serve_process import Server, language_model
 
 pytestmark = pytest.mark.processes
-LONG = {"prompt": "hello world", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "hello world", "max_tokens": 80, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,12 @@ def test_a_request_that_waits_behind_others_says_so_and_has_its_phases_afterward
         for other in others:
             assert other.result().status_code == 200
     (part,) = server.http.get(f"/v1/requests/{told['id']}").json()["parts"]
-    assert (part["state"], part["finish_reason"], part["tokens"], part["preemptions"]) == ("ended", "length", 200, 0)
+    assert (part["state"], part["finish_reason"], part["tokens"], part["preemptions"]) == ("ended", "length", 80, 0)
     phases = part["phases"]
     assert all(phases[name] > 0 for name in ("queued_s", "prefill_s", "decode_s"))
     parts = sum(phases[name] for name in ("queued_s", "prefill_s", "decode_s"))
     assert parts == pytest.approx(phases["total_s"], abs=0.01)
-    assert (part["steps"], part["mean_batch"]) == (200, 1)
+    assert (part["steps"], part["mean_batch"]) == (80, 1)
     assert part["hints"][0]["setting"] == "max_num_seqs"
     assert part["hints"][0]["seconds"] <= phases["queued_s"]
     said = command(server, "why", told["id"])
@@ -102,7 +102,7 @@ def test_whoever_watches_sees_who_has_the_one_slot(server: Server) -> None:
         for other in others:
             assert other.result().status_code == 200
     (part,) = server.http.get(f"/v1/requests/{name}").json()["parts"]
-    assert part["tokens"] == 200
+    assert part["tokens"] == 80
     model, bars = watch()
     assert bars == []
     assert name in {bar[0] for bar in model["bars"]}

@@ -10,6 +10,7 @@ import pytest
 from support.model_factory import model_folder
 from support.sequences_world import Setup, World, make_request
 from support.streams import num_tokens
+from support.stub_runner import spare_workers_torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.decision import Reason
@@ -286,7 +287,9 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
         finally:
             await client.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    with pytest.MonkeyPatch.context() as patch:
+        spare_workers_torch(patch)
+        asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.processes

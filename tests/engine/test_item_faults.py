@@ -111,8 +111,8 @@ def test_an_item_that_hangs_or_kills_takes_nobody_along(payload: str, failure: F
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("instances", [1, 2])
-def test_killed_twenty_times_under_load(instances: int) -> None:
+@pytest.mark.parametrize(("instances", "kills"), [(1, 20), (2, 8)])
+def test_killed_again_and_again_under_load(instances: int, kills: int) -> None:
     """Every request is answered or clearly refused, and none hangs."""
 
     async def body() -> None:
@@ -130,7 +130,7 @@ def test_killed_twenty_times_under_load(instances: int) -> None:
                         await asyncio.sleep(0.01)
 
             callers = [asyncio.create_task(caller(number)) for number in range(12)]
-            for kill in range(20):
+            for kill in range(kills):
                 victim = served.executors[kill % instances]
                 before = victim.restarts
                 answered = len(outcomes)
@@ -141,9 +141,9 @@ def test_killed_twenty_times_under_load(instances: int) -> None:
                     await asyncio.sleep(0.002)
             finished.set()
             await asyncio.gather(*callers)
-            assert sum(executor.restarts for executor in served.executors) == 20
+            assert sum(executor.restarts for executor in served.executors) == kills
             assert set(outcomes) <= {"answered", "RequestFailed", "Unavailable", "QueueFull"}
-            assert outcomes.count("answered") >= 100
+            assert outcomes.count("answered") >= 5 * kills
             assert outcomes.count("RequestFailed") <= outcomes.count("answered") // 10
 
     asyncio.run(body())

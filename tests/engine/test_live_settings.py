@@ -4,12 +4,12 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
 from support.model_factory import model_folder
 from support.streams import num_tokens
+from support.stub_runner import spare_workers_torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.budget import LatencyBudget, StepTimeBudget
@@ -19,8 +19,6 @@ from chairlift.core.sequences.sampling_params import SamplingParams
 from chairlift.engine.sequences.client import SequenceClient
 from chairlift.engine.sequences.messages import EngineStats
 
-ROOT = Path(__file__).parents[2]
-
 
 def request(name: str, max_tokens: int = 20) -> Request:
     params = SamplingParams(temperature=0, max_tokens=None)
@@ -29,7 +27,7 @@ def request(name: str, max_tokens: int = 20) -> Request:
 
 @pytest.mark.processes
 def test_a_worker_goes_by_them_and_so_does_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    spare_workers_torch(monkeypatch)
     config = SequenceConfig(model=str(model_folder()), max_model_len=400, kv_cache_gb=0.01, num_threads=1)
 
     async def most_at_once(client: SequenceClient, lap: str) -> int:

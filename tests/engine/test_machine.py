@@ -1,4 +1,4 @@
-"""Several models on one machine: real workers take turns."""
+"""Several models on one machine: real workers, which compute nothing, take turns."""
 
 import asyncio
 import itertools
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from support.model_factory import model_folder
 from support.streams import num_tokens, updates_of
+from support.stub_runner import spare_workers_torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.request import Request
@@ -67,6 +68,7 @@ class TwoModels:
         self.machine = Meter()
         self.models = client(self.machine), client(self.machine, 3)
         self._runner = asyncio.Runner()
+        self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> "TwoModels":
         async def start() -> None:
@@ -75,6 +77,7 @@ class TwoModels:
             for model in self.models:
                 await model.wait_ready()
 
+        spare_workers_torch(self._patch)
         try:
             self._runner.run(asyncio.wait_for(start(), 60))
         except BaseException:
@@ -90,6 +93,7 @@ class TwoModels:
             for model in self.models:
                 await model.stop()
 
+        self._patch.undo()
         self._runner.run(stop())
         self._runner.close()
 

@@ -9,6 +9,7 @@ import pytest
 from support.model_factory import model_folder
 from support.sequences_virtual import Arrival, Machine, VirtualModel
 from support.streams import num_tokens, updates_of
+from support.stub_runner import spare_workers_torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.cost import Coefficients, ExpertReads
@@ -121,7 +122,9 @@ def with_client(test: Callable[[SequenceClient], Awaitable[None]], **settings: A
         finally:
             await client.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    with pytest.MonkeyPatch.context() as patch:
+        spare_workers_torch(patch)
+        asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_the_first_who_asks_finds_how_far_those_are_who_lost_their_slots() -> None:

@@ -85,7 +85,7 @@ def test_no_more_certainty_is_asked_for_than_the_load_calls_for(monkeypatch: pyt
         def at(now: float) -> float:
             return rate * (0.4 if int(now / 4) % 3 else 2.2)
 
-        loads = [poisson(at, 150.0, seed, prompts=(16, 900)) for seed in range(3)]
+        loads = [poisson(at, 100.0, seed, prompts=(16, 900)) for seed in range(2)]
         return mean(serve(load, machine, max_num_seqs=64, target_ttft_ms=1000).inside(1.0) for load in loads)
 
     by_load = inside(4.5), inside(20.0)

@@ -20,6 +20,7 @@ import pytest
 import zmq
 from support.model_factory import model_folder
 from support.streams import num_tokens, updates_of
+from support.stub_runner import spare_workers_torch
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.finished import FinishReason
@@ -498,7 +499,14 @@ DecoderRunner.execute = lost
 
 
 @pytest.fixture
-def sabotage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def sabotage(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Of workers that compute nothing."""
+    spare_workers_torch(monkeypatch)
+    return lambda code: monkeypatch.setenv("SABOTAGE", code)
+
+
+@pytest.fixture
+def real_sabotage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     (tmp_path / "sitecustomize.py").write_text(SITE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     return lambda code: monkeypatch.setenv("SABOTAGE", code)
@@ -551,8 +559,8 @@ def test_a_worker_that_is_stuck_is_replaced(how: str, sabotage: Callable[[str], 
 
 
 @pytest.mark.processes
-def test_a_worker_whose_device_is_lost_is_replaced(sabotage: Callable[[str], None]) -> None:
-    sabotage(LOST)
+def test_a_worker_whose_device_is_lost_is_replaced(real_sabotage: Callable[[str], None]) -> None:
+    real_sabotage(LOST)
 
     async def body(client: SequenceClient) -> None:
         await client.wait_ready()
@@ -571,7 +579,7 @@ async def generate_when_ready(client: SequenceClient) -> int:
 
 @pytest.mark.processes
 def test_gauges_are_those_of_the_worker_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    spare_workers_torch(monkeypatch)
 
     async def body(client: SequenceClient) -> None:
         await client.wait_ready()

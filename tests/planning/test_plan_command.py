@@ -105,9 +105,10 @@ def test_lengths_that_are_not_said_are_those_that_the_settings_expect(
     assert "say what comes" in capsys.readouterr().err
     monkeypatch.setenv("CHAIRLIFT_EXPECTED_OUTPUT_TOKENS", "12")
     expected, said = tmp_path / "expected.json", tmp_path / "said.json"
-    assert plan("--rate", 5, "--profile", profile, "--out", expected) == 0
+    wanted = ("--rate", 5, "--profile", profile, "--mode", "high-throughput")
+    assert plan(*wanted, "--out", expected) == 0
     lengths = ("--input-lengths", "exponential:40", "--output-lengths", "exponential:12")
-    assert plan("--rate", 5, "--profile", profile, *lengths, "--out", said) == 0
+    assert plan(*wanted, *lengths, "--out", said) == 0
     assert json.loads(expected.read_text())["facts"] == json.loads(said.read_text())["facts"]
 
 

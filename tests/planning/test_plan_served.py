@@ -22,7 +22,7 @@ from chairlift.config.server import ServerConfig
 from chairlift.errors import ConfigError, RequestFailed
 from chairlift.plan.machine_profile import ItemProfile, MachineProfile, SequenceProfile
 from chairlift.plan.seen_traffic import SeenRequest, SeenSequences, SeenStep
-from chairlift.planning import served_traffic, told_steps
+from chairlift.planning import plan_traffic, served_traffic, told_steps
 from chairlift.planning.measure_served_items import measure_served_items
 from chairlift.planning.running_server import RunningServer
 from chairlift.server.metrics.sequences import RecentStep
@@ -33,7 +33,8 @@ WORD = tokenizer().encode("hello")[0]
 
 
 @pytest.fixture(autouse=True)
-def few() -> Iterator[None]:
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(plan_traffic, "_MAKE_UP", 100)
     with few_candidates():
         yield
 

@@ -164,7 +164,7 @@ ROUTES = (
 
 @pytest.mark.parametrize(("path", "kind", "body"), ROUTES, ids=lambda value: value if isinstance(value, str) else "")
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_body_gives_a_500(path: str, kind: Any, body: dict[str, Any], data: st.DataObject) -> None:
     names = st.sampled_from([*kind.__struct_fields__, *body])
     changed = body | data.draw(st.dictionaries(names, VALUES | STRANGE, max_size=4))

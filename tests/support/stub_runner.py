@@ -1,0 +1,46 @@
+"""A model for workers of which only the process is tested: it computes nothing, and spares them seconds of torch."""
+
+import os
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+from support.sequences_virtual import Machine, VirtualRunner
+
+from chairlift.config.sequences import SequenceConfig
+from chairlift.core.cost import Coefficients
+from chairlift.core.sequences.step import Step, StepResult
+
+TESTS = Path(__file__).parents[1]
+# Long enough for a test to meet a worker amid an answer.
+STEP = Coefficients(1e-3, 0.0, 0.0, 0.0)
+
+
+class StubRunner(VirtualRunner):
+    """Steps take a millisecond, whatever they hold."""
+
+    def __init__(self, config: SequenceConfig) -> None:
+        super().__init__(Machine(STEP, num_blocks=500), seed=0)
+
+    def execute(self, step: Step) -> StepResult:
+        result = super().execute(step)
+        time.sleep(result.seconds)
+        return result
+
+    def close(self) -> None:
+        pass
+
+
+def take_the_decoders_place() -> None:
+    """Have a worker that asks for the decoder get this."""
+    module = types.ModuleType("chairlift.runners.decoder.runner")
+    module.__dict__["DecoderRunner"] = StubRunner
+    sys.modules[module.__name__] = module
+
+
+def spare_workers_torch(patch: pytest.MonkeyPatch) -> None:
+    """Have workers that start from now on compute nothing."""
+    path = TESTS / "support" / "without_torch", TESTS, TESTS.parent
+    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, path)))
