@@ -18,7 +18,7 @@ from chairlift.engine.sequences.messages import SequenceUpdate
 from chairlift.errors import InvalidRequest
 from chairlift.library.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from chairlift.runners.check_model import check_model
-from chairlift.runners.heavy_import import heavy_import
+from chairlift.runners.uncollected import nothing_collected
 from chairlift.text.detokenize import TextStream, stop_automaton
 from chairlift.text.sampling_defaults import sampling_defaults
 from chairlift.text.structured import grammar_of
@@ -46,7 +46,7 @@ class LoadedModel:
         self.config = SequenceConfig(model=model, **settings)
         check_model(self.config)
         # Only now, since torch takes seconds.
-        with heavy_import():
+        with nothing_collected():
             from chairlift.runners.decoder.runner import DecoderRunner
 
         self.tokenizer = Tokenizer.from_folder(model)

@@ -5,8 +5,8 @@ from pathlib import Path
 from chairlift.config.items import ItemConfig
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.multimodal import is_native
-from chairlift.runners.heavy_import import heavy_import
 from chairlift.runners.items import ItemRunner
+from chairlift.runners.uncollected import nothing_collected
 
 
 def make_runner(config: ItemConfig) -> ItemRunner:
@@ -20,7 +20,7 @@ def make_runner(config: ItemConfig) -> ItemRunner:
 
         return FunctionRunner(config)
     _check_folder(Path(config.model))
-    with heavy_import():
+    with nothing_collected():
         from chairlift.runners.encoder.runner import EncoderRunner
 
     return EncoderRunner(

@@ -40,7 +40,7 @@ from chairlift.engine.sequences.messages import (
 from chairlift.engine.worker_main import run_worker
 from chairlift.engine.worker_messages import Shutdown
 from chairlift.runners.check_model import check_model
-from chairlift.runners.heavy_import import heavy_import
+from chairlift.runners.uncollected import nothing_collected
 
 # A step is overdue after so many times what it should take: the machine may swap, or have other work.
 _PATIENCE = 20
@@ -204,7 +204,7 @@ def _load(config_json: str) -> tuple[SequenceConfig, Engine]:
     config = msgspec.json.decode(config_json, type=SequenceConfig)
     # What can't be served is refused before torch is loaded, which takes seconds.
     check_model(config)
-    with heavy_import():
+    with nothing_collected():
         from chairlift.runners.decoder.runner import DecoderRunner
 
     return config, Engine(config, DecoderRunner(config))

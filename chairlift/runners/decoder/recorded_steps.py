@@ -3,12 +3,10 @@
 A GPU is done with a small operation before Python asks for the next. A graph asks for all of a step's at once.
 """
 
-import contextlib
-import gc
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from chairlift.ops.base import AttentionBatch, Forward, Inputs
+from chairlift.runners.uncollected import nothing_collected
 
 log = logging.getLogger(__name__)
 
@@ -169,23 +168,12 @@ class GraphRecorder:
             _run_without_waiting(compute)
             self._is_trusted = True
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"), _nothing_collected():
+        # Circles of objects may hold graphs, which must not be freed while another is recorded.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"), nothing_collected():
             compute()
         self._pool = graph.pool()
         replay: Run = graph.replay
         return replay
-
-
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Circles of objects may hold graphs, which must not be freed while another is recorded."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _run_without_waiting(compute: Run) -> None:
