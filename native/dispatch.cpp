@@ -141,9 +141,9 @@ EXPORT Status chairlift_gate(const void *gate_up, void *out, int64_t rows, int64
     return status_of([&] { chosen->kernels->gate(gate_up, out, rows, dim, activation, dtype); });
 }
 
-EXPORT Status chairlift_rope_and_write(const void *qkv, void *q_out, const RotaryTable *rotation, const int64_t *positions,
-                                       const int64_t *slots, void *k_cache, void *v_cache, const HeadNorms *norms,
-                                       int64_t tokens, const Heads *heads, int32_t dtype) {
+EXPORT Status chairlift_rope_and_write(const void *qkv, void *q_out, const RotaryTable *rotation,
+                                       const int64_t *positions, const int64_t *slots, void *k_cache, void *v_cache,
+                                       const HeadNorms *norms, int64_t tokens, const Heads *heads, int32_t dtype) {
     return status_of([&] {
         chosen->kernels->rope_and_write(qkv, q_out, *rotation, positions, slots, k_cache, v_cache, *norms, tokens,
                                         *heads, dtype);

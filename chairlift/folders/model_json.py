@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chairlift.errors import ConfigError, UnsupportedModel
+from chairlift.errors import ConfigError, UnsupportedModel, clip
 
 # What to say of a folder, or a repository, without a tokenizer that can be read.
 NO_TOKENIZER = (
@@ -121,5 +121,5 @@ def optional_object(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a field that must be an object, empty if it is missing or null. Raises UnsupportedModel naming it."""
     value = raw.get(name) or {}
     if not isinstance(value, dict):
-        raise UnsupportedModel(f"{name} must be an object, got {value!r}")
+        raise UnsupportedModel(f"{name} must be an object, got {clip(repr(value), 80)}")
     return value

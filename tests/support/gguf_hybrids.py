@@ -281,7 +281,8 @@ def _change_falcon(name: str, tensor: Tensor, config: Config) -> Named:
     yield from _change_mamba(name, tensor, config)
 
 
-def _describe_gemma3n(writer: gguf.GGUFWriter, config: Config) -> None:
+def _describe_gemma(writer: gguf.GGUFWriter, config: Config) -> None:
+    """What is said of 3n and 4."""
     ropes, kinds = config["rope_parameters"], config["layer_types"]
     _describe(writer, config | {"rope_parameters": ropes["full_attention"]})
     writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
@@ -289,6 +290,10 @@ def _describe_gemma3n(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
     writer.add_shared_kv_layers(config["num_kv_shared_layers"])
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+
+
+def _describe_gemma3n(writer: gguf.GGUFWriter, config: Config) -> None:
+    _describe_gemma(writer, config)
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_head_count_kv(config["num_key_value_heads"])
@@ -318,14 +323,9 @@ def _gemma3n_tensors(tensors: dict[str, Tensor], config: Config) -> dict[str, Te
 
 
 def _describe_gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
-    ropes, kinds = config["rope_parameters"], config["layer_types"]
-    _describe(writer, config | {"rope_parameters": ropes["full_attention"]})
+    kinds = config["layer_types"]
+    _describe_gemma(writer, config)
     far = next(iter(config["per_layer_config"].values()))
-    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
-    writer.add_sliding_window(config["sliding_window"])
-    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
-    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
     for add_width, width in (
         (writer.add_key_length, far["head_dim"]),
         (writer.add_value_length, far["head_dim"]),
