@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,18 @@ _HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "is_causal", "use_cache", "output_attentions"),
     *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "num_items_in_batch"),
 }
+
+
+# Cosines and sines of the pass's positions [1, T, D].
+Angles = tuple[Tensor, Tensor]
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms [D] of each head's queries and keys; none of either, or both."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    eps: float = 0.0
 
 
 class PagedAttention:
@@ -102,18 +114,24 @@ class PagedAttention:
         if owner != layer:
             self.shares[layer] = owner
 
-    def attend_rows(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values side by side [T, (Hq + 2 Hkv) * D], which have yet to be rotated -> [T, Hq * D]."""
+    def attend_rows(self, layer: int, qkv: Tensor, angles: Angles, norms: HeadNorms) -> Tensor:
+        """Queries, keys and values side by side [T, (Hq + 2 Hkv) * D] -> [T, Hq * D].
+
+        Queries and keys have yet to be normalized, if there are norms, and to be rotated.
+        """
         heads, tokens = self.heads[layer], len(qkv)
-        table = self.rotation.table(cos, sin, heads.head_dim)
+        table = self.rotation.table(*angles, heads.head_dim)
         if self._caches:
             assert self.batch is not None
             assert self._turned is not None
             cache = self._caches[layer]
-            turned = self._ops.rope_and_write(qkv, RotaryTable(table), self._turned, cache, heads)
+            turned = self._ops.rope_and_write(qkv, RotaryTable(table), self._turned, cache, heads, *norms)
             return self._ops.attention(turned, cache, self.batch, heads).view(tokens, -1)
         each = qkv.view(1, tokens, -1, heads.head_dim).transpose(1, 2)
         query, key, value = torch.split(each, [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
+        if norms.query is not None and norms.key is not None:
+            query = self._ops.rms_norm(query.contiguous(), norms.query, norms.eps)
+            key = self._ops.rms_norm(key.contiguous(), norms.key, norms.eps)
         return _without_cache(rotated(query, table), rotated(key, table), value, heads).reshape(tokens, -1)
 
 

@@ -4,7 +4,7 @@ A module's kind is guessed by its parts, and then tried: it is replaced if it gi
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,8 +17,10 @@ from chairlift.ops.contract import Ops
 # Of mixtures of experts: which expert a token goes to hangs by a hair, and is not worth rounding. Some of these modules
 # are also asked for their weights, as are those that Mamba's time steps come from.
 _LEFT = (".gate", ".router", ".router.classifier", ".gate.wg", ".dt_proj")
-_QUERY_KEY_VALUE = ("q_proj", "k_proj", "v_proj")
-_GATE_UP = ("gate_proj", "up_proj")
+# Projections of the same numbers: of attention, and of Qwen 3.5's layers with states.
+_JOINED = ("q_proj", "k_proj", "v_proj"), ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+# What gates, what is gated, and what comes after that.
+_GATED = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 # By how much what is tried may differ, as a share of the largest number.
 _SAME = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 _ROWS = 5
@@ -37,7 +39,7 @@ def put_in(model: Any, ops: Ops) -> int:
             _replace(model, name, mlp)
             total += mlp.nbytes
     for _, module in _each(model):
-        total += _join(module, _QUERY_KEY_VALUE, ops)
+        total += sum(_join(module, names, ops) for names in _JOINED)
     head = model.get_output_embeddings()
     for name, module in _each(model):
         packed = None if name.endswith(_LEFT) else _projection_like(module, module is head, ops)
@@ -82,11 +84,11 @@ class _PackedLinear(nn.Module):
 
     def __init__(self, linear: Linear, width: int) -> None:
         super().__init__()
-        self._linear, self._width, self.nbytes = linear, width, linear.nbytes
+        self.linear, self._width, self.nbytes = linear, width, linear.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return self._linear(_rows(x)).view(*x.shape[:-1], self._width)
+        return self.linear(_rows(x)).view(*x.shape[:-1], self._width)
 
 
 class _PackedHead(nn.Module):
@@ -145,11 +147,11 @@ class _Mlp(nn.Module):
 
     def __init__(self, mlp: DenseMlp) -> None:
         super().__init__()
-        self._mlp, self.nbytes = mlp, mlp.nbytes
+        self.mlp, self.nbytes = mlp, mlp.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] -> [..., H]."""
-        return self._mlp(_rows(x)).view(x.shape)
+        return self.mlp(_rows(x)).view(x.shape)
 
 
 class RmsNorm(nn.Module):
@@ -207,6 +209,33 @@ class ProjectionPart(nn.Module):
         return self.joint.part(self.index, x)
 
 
+def by_rows(module: Any) -> Callable[[Tensor], Tensor]:
+    """What a module makes of rows [T, in] -> [T, out]: of ours without the module."""
+    if isinstance(module, _PackedLinear):
+        return module.linear
+    if isinstance(module, _Mlp):
+        return module.mlp
+
+    def compute(rows: Tensor) -> Tensor:
+        found = module(rows[None])
+        if not isinstance(found, Tensor):
+            raise TypeError(f"{type(module).__name__} gives more than rows")
+        return found[0]
+
+    return compute
+
+
+def joined(modules: Sequence[Any]) -> Callable[[Tensor], Sequence[Tensor]] | None:
+    """What projections make of rows [T, in], [T, out] of each, if they are computed together, in this order."""
+    parts = [module for module in modules if isinstance(module, ProjectionPart)]
+    if len(parts) < len(modules) or len({id(part.joint) for part in parts}) > 1:
+        return None
+    joint = parts[0].joint
+    if [part.index for part in parts] != list(range(len(joint.widths))):
+        return None
+    return lambda rows: torch.split(joint.linear(rows), joint.widths, dim=1)
+
+
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
@@ -234,12 +263,13 @@ def _norm_like(module: Any, ops: Ops) -> RmsNorm | None:
 def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
     """A gated MLP in place of one that has a gate, an activation and two projections, and nothing else."""
     names = {name for name, _ in module.named_children()} - {"act_fn"}
-    if names != {*_GATE_UP, "down_proj"} or not all(type(getattr(module, name)) is nn.Linear for name in names):
+    known = next((each for each in _GATED if {*each} == names), None)
+    if known is None or not all(type(getattr(module, name)) is nn.Linear for name in names):
         return None
-    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    gate, up, down = (getattr(module, name) for name in known)
     if (gate.bias is None) != (up.bias is None) or gate.weight.shape != up.weight.shape:
         return None
-    plain = {_plainly(module, activation): activation for activation in sorted(set(ACTIVATIONS.values()))}
+    plain = {_plainly(gate, up, down, activation): activation for activation in sorted(set(ACTIVATIONS.values()))}
     found = _nearest(module, plain, gate.in_features, gate.weight)
     if found is None:
         return None
@@ -249,9 +279,9 @@ def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
     return _Mlp(DenseMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
 
 
-def _plainly(module: Any, activation: Activation) -> Callable[[Tensor], Tensor]:
+def _plainly(gate: Any, up: Any, down: Any, activation: Activation) -> Callable[[Tensor], Tensor]:
     def compute(x: Tensor) -> Tensor:
-        found: Tensor = module.down_proj(gated(module.gate_proj(x), module.up_proj(x), activation))
+        found: Tensor = down(gated(gate(x), up(x), activation))
         return found
 
     return compute

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import StateSpans
-from chairlift.ops.contract import Recurrence
+from chairlift.ops.contract import Ops, Recurrence
 from chairlift.runners.decoder.rebound import called_by, rebound
 
 _MOST_TAPS = 16
@@ -52,8 +52,8 @@ class SpannedCache:
 class SpannedFunctions:
     """The functions, for the spans of the pass under way, and the states that `state_of` gives by layer and name."""
 
-    def __init__(self, kernels: Recurrence, state_of: Callable[[int, str], Tensor]) -> None:
-        self.cache = SpannedCache()
+    def __init__(self, ops: Ops, kernels: Recurrence, state_of: Callable[[int, str], Tensor]) -> None:
+        self.ops, self.cache = ops, SpannedCache()
         self._spans: object = None
         self._kernels, self._state_of = kernels, state_of
 
@@ -73,9 +73,11 @@ class SpannedFunctions:
         }
         return rebound(module, ours)
 
-    def _state(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The states [rows, *shape] that were asked for; the kernels look at memory, so it has to be these."""
-        layer, index = self.cache.asked.pop(kind)
+    def _state(
+        self, kind: str, place: tuple[int, int], shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The states [rows, *shape] of a layer and number; the kernels look at memory, so it has to be these."""
+        layer, index = place
         state = self._state_of(layer, f"{kind}/{index}")
         if state.dtype != dtype or state.shape[1:] != shape:
             raise UnsupportedModel(f"the {kind} state of layer {layer} is not of {shape} in {dtype}")
@@ -87,13 +89,17 @@ class SpannedFunctions:
         """Hidden states [1, C, T] -> [1, C, T]; weight [C, K], bias [C]."""
         if activation not in (None, "silu", "swish"):
             raise UnsupportedModel(f"a convolution with {activation!r} is not known")
-        _refuse_unlike(hidden_states, weight, *([] if bias is None else [bias]))
+        place = self.cache.asked.pop("conv")
+        return self.convolve(place, hidden_states[0].T, weight, bias, activation is not None).T[None]
+
+    def convolve(self, place: tuple[int, int], x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+        """x [T, C] -> [T, C] by the states of a layer and number; weight [C, K], bias [C]."""
+        _refuse_unlike(x, weight, *([] if bias is None else [bias]))
         channels, taps = weight.shape
-        state = self._state("conv", (channels, taps), hidden_states.dtype)
-        if taps > _MOST_TAPS or hidden_states.shape[1] != channels or (bias is not None and len(bias) != channels):
+        state = self._state("conv", place, (channels, taps), x.dtype)
+        if taps > _MOST_TAPS or x.shape[1] != channels or (bias is not None and len(bias) != channels):
             raise UnsupportedModel(f"a convolution of {channels} channels over {taps} inputs is not known")
-        given = self._kernels.causal_conv(self._spans, state, hidden_states[0].T, weight, bias, activation is not None)
-        return given.T[None]
+        return self._kernels.causal_conv(self._spans, state, x, weight, bias, silu)
 
     def gated_delta(
         self,
@@ -109,13 +115,20 @@ class SpannedFunctions:
         **_: Any,
     ) -> tuple[Tensor, None]:
         """Queries and keys [1, T, Hk, Dk], values [1, T, Hv, Dv], g and beta [1, T, Hv] -> [1, T, Hv, Dv]."""
-        (tokens, key_heads, key_dim), (heads, dim) = key.shape[1:], value.shape[2:]
+        place, qkv = self.cache.asked.pop("recurrent"), (query[0], key[0], value[0])
+        return self.delta(place, qkv, g[0], beta[0], use_qk_l2norm_in_kernel)[None], None
+
+    def delta(
+        self, place: tuple[int, int], qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, unit: bool
+    ) -> Tensor:
+        """Queries, keys [T, Hk, Dk], values [T, Hv, Dv], g, beta [T, Hv] -> [T, Hv, Dv] by the states of a layer."""
+        query, key, value = qkv
+        (tokens, key_heads, key_dim), (heads, dim) = key.shape, value.shape[1:]
         _refuse_unlike(query, key, value)
-        if query.shape != key.shape or heads % key_heads or not g.shape == beta.shape == (1, tokens, heads):
+        if query.shape != key.shape or heads % key_heads or not g.shape == beta.shape == (tokens, heads):
             raise UnsupportedModel("a delta rule with a decay for each dimension, or uneven heads, is not known")
-        state = self._state("recurrent", (heads, key_dim, dim))
-        qkv = query[0], key[0], value[0]
-        return self._kernels.gated_delta(self._spans, state, qkv, g[0], beta[0], use_qk_l2norm_in_kernel)[None], None
+        state = self._state("recurrent", place, (heads, key_dim, dim))
+        return self._kernels.gated_delta(self._spans, state, qkv, g, beta, unit)
 
     def mamba2(
         self,
@@ -140,7 +153,7 @@ class SpannedFunctions:
         known = z is None and A.shape == (heads,) and (D is None or D.shape == (heads,)) and B.shape == C.shape
         if not known or heads % groups or dt.shape != (1, tokens, heads):
             raise UnsupportedModel("a Mamba with gates, decays for each dimension, or uneven groups, is not known")
-        state = self._state("recurrent", (heads, dim, size))
+        state = self._state("recurrent", self.cache.asked.pop("recurrent"), (heads, dim, size))
         if dt_bias is not None:
             dt = dt + dt_bias.to(dt.dtype)
         if dt_softplus:

@@ -18,7 +18,9 @@ from chairlift.errors import UnsupportedModel
 from chairlift.ops.base import StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.recurrent_states import RecurrentStates, StateShape
+from chairlift.runners.decoder.transformers_mixers import shortened
 from chairlift.runners.decoder.transformers_recurrence import SpannedFunctions
+from chairlift.runners.decoder.wide_convolutions import WideConvolutions
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class StatefulLayers:
         counts = {layer: 1 + max(_index(each) for each in shapes if each.layer == layer) for layer in modules}
         self._cache = Cache([LinearAttentionLayer(counts.get(layer, 1)) for layer in range(num_layers)])
         for layer, (module, parameter) in modules.items():
-            self._own[layer] = module.forward
+            self._own[layer] = _widely(module.forward)
             module.forward = functools.partial(self._forward, layer, parameter)
 
     def allocate(self, rows: int, device: torch.device, ops: Ops) -> RecurrentStates:
@@ -61,18 +63,26 @@ class StatefulLayers:
         self.states = RecurrentStates(self.shapes, rows, device)
         kernels = ops.recurrence()
         if kernels is not None:
-            self._functions = SpannedFunctions(kernels, lambda layer, name: self.states.of_layer(layer)[name])
+            self._functions = SpannedFunctions(ops, kernels, lambda layer, name: self.states.of_layer(layer)[name])
         for layer, (module, _) in self._modules.items():
             kinds = {each.name.split("/")[0] for each in self.shapes if each.layer == layer}
-            spanned = None if self._functions is None else self._functions.forward_of(module, kinds)
-            if spanned is not None:
-                self._spanned[layer] = spanned
-                self.ways[layer] = "kernels"
-                if self._is_right(layer, exact=ops.quantization == "none" and self._dtype == torch.float32):
-                    continue
-            self.ways[layer] = "pieces" if self._takes_up(layer) else "tokens"
+            exact = ops.quantization == "none" and self._dtype == torch.float32
+            if not any(self._try(layer, spanned, exact) for spanned in self._forwards_of(module, kinds)):
+                self.ways[layer] = "pieces" if self._takes_up(layer) else "tokens"
         self.states.clear(0)
         return self.states
+
+    def _forwards_of(self, module: nn.Module, kinds: set[str]) -> Iterator[Callable[..., Any]]:
+        """What may be run in its place, with our kernels: the fastest first."""
+        if self._functions is not None:
+            for found in (shortened(module, self._functions), self._functions.forward_of(module, kinds)):
+                if found is not None:
+                    yield found
+
+    def _try(self, layer: int, spanned: Callable[..., Any], exact: bool) -> bool:
+        """Have the layer computed so; return whether that is right."""
+        self._spanned[layer], self.ways[layer] = spanned, "kernels"
+        return self._is_right(layer, exact)
 
     def _is_right(self, layer: int, exact: bool) -> bool:
         """Whether a text of random rows, in two parts, gives what the module makes of it at once."""
@@ -178,6 +188,14 @@ class StatefulLayers:
         return found[0] if alone else found[:, 0]
 
 
+def _widely(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(*args: Any, **named: Any) -> Any:
+        with WideConvolutions():
+            return forward(*args, **named)
+
+    return compute
+
+
 def _index(shape: StateShape) -> int:
     return int(shape.name.split("/")[1])
 
@@ -238,7 +256,8 @@ def probe(model: nn.Module, config: Any, compute: Callable[[Any], Tensor]) -> tu
             hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.append(module.register_forward_hook(leave))
     try:
-        found = compute(cache)
+        with WideConvolutions():
+            found = compute(cache)
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,0 +1,85 @@
+"""Mixers of transformers' layers that have states, by our kernels and none of their own code.
+
+A mixer is of a kind if it has these parts, and if its code asks for nothing else. Whoever puts one in a module's place
+holds it against the module.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from chairlift.runners.decoder.rebound import called_by
+from chairlift.runners.decoder.transformers_parts import by_rows, joined
+from chairlift.runners.decoder.transformers_recurrence import SpannedFunctions
+
+# What either kind's forward asks for beside its parts: its cache, a mask that is not there, and shapes.
+_COMMON = {
+    *("apply_mask_to_padding_states", "cache", "get_conv_state", "update_conv_state", "is_recording_past"),
+    *("layer_idx", "conv_kernel_size", "shape", "squeeze", "transpose", "weight", "bias", "in_proj", "out_proj"),
+    *("causal_conv1d_update", "causal_conv1d_fn", "contiguous"),
+}
+# LFM2's: a gate, a convolution, another gate.
+_SHORT = {"conv", "chunk"}
+# Qwen 3.5's: a convolution and the gated delta rule.
+_DELTA_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+_DELTA_PARTS = {*_DELTA_PROJECTIONS, "conv1d", "norm", "out_proj"}
+_DELTA = {
+    *("get_recurrent_state", "update_recurrent_state", "torch_recurrent_gated_delta_rule"),
+    *("torch_chunk_gated_delta_rule", "activation", "torch", "split", "key_dim", "value_dim", "reshape", "sigmoid"),
+    *("head_k_dim", "head_v_dim", "A_log", "float", "exp", "F", "softplus", "dt_bias", "pop"),
+}
+
+
+def shortened(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor] | None:
+    """What gives the same as the module over the spans of `functions`, if it is of a kind that is known."""
+    parts, called = {name for name, _ in module.named_children()}, called_by(module)
+    if parts == {"conv", "in_proj", "out_proj"} and called <= _COMMON | _SHORT:
+        return _short_convolution(module, functions)
+    if parts == _DELTA_PARTS and called <= _COMMON | _DELTA | _DELTA_PARTS and module.activation in ("silu", "swish"):
+        return _gated_delta_net(module, functions)
+    return None
+
+
+def _short_convolution(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor]:
+    weight, bias, place = _taps(module.conv), module.conv.bias, (module.layer_idx, 0)
+    project, out = by_rows(module.in_proj), by_rows(module.out_proj)
+
+    def forward(hidden_states: Tensor, **_: Any) -> Tensor:
+        """[1, T, H] -> [1, T, H]."""
+        before, after, x = project(hidden_states[0]).chunk(3, dim=1)
+        given = functions.convolve(place, before * x, weight, bias, silu=False)
+        return out(given.mul_(after))[None]
+
+    return forward
+
+
+def _gated_delta_net(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor] | None:
+    project, out = joined([getattr(module, name) for name in _DELTA_PROJECTIONS]), by_rows(module.out_proj)
+    if project is None:
+        return None
+    weight, place, norm = _taps(module.conv1d), (module.layer_idx, 0), module.norm
+    widths, key_dim, dim = [module.key_dim, module.key_dim, module.value_dim], module.head_k_dim, module.head_v_dim
+    decay, step_bias = -module.A_log.detach().float().exp(), module.dt_bias.detach().float()
+    scale, eps = norm.weight.detach().contiguous(), norm.variance_epsilon
+
+    def forward(hidden_states: Tensor, **_: Any) -> Tensor:
+        """[1, T, H] -> [1, T, H]."""
+        mixed, gate, beta, step = project(hidden_states[0])
+        query, key, value = torch.split(functions.convolve(place, mixed, weight, None, silu=True), widths, dim=1)
+        count = len(mixed)
+        qkv = query.view(count, -1, key_dim), key.view(count, -1, key_dim), value.view(count, -1, dim)
+        g = functional.softplus(step.float().add_(step_bias)).mul_(decay)
+        given = functions.delta(place, qkv, g, beta.sigmoid(), unit=True)
+        normed = functions.ops.rms_norm(given.view(-1, dim), scale, eps).view(count, -1)
+        return out(functional.silu(gate.float()).mul_(normed).to(mixed.dtype))[None]
+
+    return forward
+
+
+@torch.no_grad()
+def _taps(convolution: nn.Conv1d) -> Tensor:
+    """Its weight [C, K]: each channel is by itself."""
+    return convolution.weight.squeeze(1).contiguous()
