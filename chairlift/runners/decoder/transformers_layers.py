@@ -16,11 +16,17 @@ from chairlift.runners.decoder.transformers_attention import Angles, HeadNorms, 
 from chairlift.runners.decoder.transformers_parts import RmsNorm, by_rows, joined
 
 # What families call the norms and the MLP of such a layer.
-_PARTS = ("input_layernorm", "post_attention_layernorm", "mlp"), ("operator_norm", "ffn_norm", "feed_forward")
+_PARTS = (
+    ("input_layernorm", "post_attention_layernorm", "mlp"),
+    ("operator_norm", "ffn_norm", "feed_forward"),
+    ("input_layernorm", "pre_ff_layernorm", "feed_forward"),
+)
 _ATTENTION = "self_attn"
 # Its mixer, or those of which it has one, and by what its code knows which.
-_MIXERS = {_ATTENTION, "conv", "linear_attn"}
+_MIXERS = {_ATTENTION, "conv", "linear_attn", "mamba"}
 _CHOICES = {"is_attention_layer", "block_type"}
+# Of an MLP that may tell more than what it makes.
+_UNPACKS = {"isinstance", "tuple"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _OUTS = ("o_proj", "out_proj")
 _NORMS = ("q_norm", "k_norm"), ("q_layernorm", "k_layernorm")
@@ -66,7 +72,7 @@ def _of_that_shape(model: nn.Module) -> Iterator[tuple[nn.Module, _Layer]]:
             if len(mixers) != 1 or not {*parts} <= names or not mixers <= _MIXERS:
                 continue
             norms = getattr(module, parts[0]), getattr(module, parts[1])
-            asks = {*parts} <= called <= {*parts} | _MIXERS | _CHOICES
+            asks = {*parts} <= called <= {*parts} | _MIXERS | _CHOICES | _UNPACKS
             if asks and isinstance(norms[0], RmsNorm) and isinstance(norms[1], RmsNorm):
                 (mixer,) = mixers
                 attends = mixer == _ATTENTION
