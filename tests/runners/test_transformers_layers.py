@@ -19,7 +19,7 @@ def through_transformers(name: str, **settings: Any) -> DecoderRunner:
 
 
 def layers_of(runner: DecoderRunner) -> list[Any]:
-    return list(runner.model._model.model.layers)  # type: ignore[union-attr]
+    return list(runner.model._model.base_model.layers)  # type: ignore[union-attr]
 
 
 def with_states(name: str, **settings: Any) -> DecoderRunner:
@@ -100,6 +100,10 @@ def test_what_only_looks_like_one_is_given_back(monkeypatch: pytest.MonkeyPatch)
         ("qwen3_5_text", 4, 3),
         ("qwen3_5_moe_text", 4, 3),
         ("qwen3_next", 4, 0),
+        ("granitemoehybrid", 0, 3),
+        ("bamba", 0, 3),
+        ("nemotron_h", 0, 2),
+        ("mamba2", 0, 2),
         ("jamba", 4, 0),
     ],
 )
@@ -114,7 +118,7 @@ def test_those_with_states_are_so_too(name: str, layers: int, mixers: int) -> No
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"quantization": "int4"}])
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "granitemoehybrid"])
 def test_mixers_are_so_in_fewer_bits_too(name: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = with_states(name, **settings)
     monkeypatch.setattr(transformers_states, "shortened", lambda *_: None)

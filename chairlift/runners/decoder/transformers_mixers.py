@@ -33,13 +33,26 @@ _DELTA = {
 }
 
 
+# Mamba 2's of Granite 4, Bamba, Nemotron H and itself; its norm is run as the module that it is.
+_MAMBA_PARTS = {"conv1d", "in_proj", "norm", "out_proj"}
+_MAMBA = {
+    *("get_recurrent_state", "update_recurrent_state", "mamba2_chunk_scan", "mamba2_selective_state_update"),
+    *("mamba2_split_conv1d_scan_combined", "training", "variance_epsilon", "activation", "chunk_size", "dt_bias"),
+    *("A_log", "D", "conv_dim", "head_dim", "intermediate_size", "n_groups", "num_heads", "ssm_state_size"),
+    *("time_step_limit", "torch", "exp", "float", "dtype", "split", "view", "expand", "reshape", "to"),
+}
+
+
 def shortened(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor] | None:
     """What gives the same as the module over the spans of `functions`, if it is of a kind that is known."""
-    parts, called = {name for name, _ in module.named_children()}, called_by(module)
+    parts, called = {name for name, _ in module.named_children()} - {"act"}, called_by(module)
+    has_silu = getattr(module, "activation", None) in ("silu", "swish")
     if parts == {"conv", "in_proj", "out_proj"} and called <= _COMMON | _SHORT:
         return _short_convolution(module, functions)
-    if parts == _DELTA_PARTS and called <= _COMMON | _DELTA | _DELTA_PARTS and module.activation in ("silu", "swish"):
+    if parts == _DELTA_PARTS and called <= _COMMON | _DELTA | _DELTA_PARTS and has_silu:
         return _gated_delta_net(module, functions)
+    if parts == _MAMBA_PARTS and called <= _COMMON | _MAMBA | _MAMBA_PARTS and has_silu:
+        return _mamba2(module, functions)
     return None
 
 
@@ -75,6 +88,27 @@ def _gated_delta_net(module: Any, functions: SpannedFunctions) -> Callable[..., 
         given = functions.delta(place, qkv, g, beta.sigmoid(), unit=True)
         normed = functions.ops.rms_norm(given.view(-1, dim), scale, eps).view(count, -1)
         return out(functional.silu(gate.float()).mul_(normed).to(mixed.dtype))[None]
+
+    return forward
+
+
+def _mamba2(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor]:
+    weight, bias, place = _taps(module.conv1d), module.conv1d.bias, (module.layer_idx, 0)
+    project, out, norm = by_rows(module.in_proj), by_rows(module.out_proj), module.norm
+    width, heads, groups = module.intermediate_size, module.num_heads, module.n_groups
+    sizes, parts = [width, module.conv_dim, heads], [width, *[groups * module.ssm_state_size] * 2]
+    a, d, limit = -module.A_log.detach().float().exp(), module.D.detach().float(), module.time_step_limit
+    step_bias = module.dt_bias.detach()
+
+    def forward(hidden_states: Tensor, **_: Any) -> Tensor:
+        """[1, T, H] -> [1, T, H]."""
+        gate, mixed, step = torch.split(project(hidden_states[0]), sizes, dim=1)
+        x, b, c = torch.split(functions.convolve(place, mixed, weight, bias, silu=True), parts, dim=1)
+        count = len(x)
+        xbc = x.view(count, heads, -1), b.view(count, groups, -1), c.view(count, groups, -1)
+        dt = functional.softplus(step + step_bias.to(step.dtype)).clamp(*limit)
+        normed = norm(functions.scan(place, xbc, dt, a, d).view(1, count, -1), gate[None])
+        return out(normed[0].to(hidden_states.dtype))[None]
 
     return forward
 

@@ -148,20 +148,28 @@ class SpannedFunctions:
         **_: Any,
     ) -> Tensor | tuple[Tensor, None]:
         """x [1, T, H, P], dt [1, T, H], B and C [1, T, G, N], A and D [H] -> [1, T, H, P] float32."""
-        (tokens, heads, dim), (groups, size) = hidden_states.shape[1:], B.shape[2:]
-        _refuse_unlike(hidden_states, B, C)
-        known = z is None and A.shape == (heads,) and (D is None or D.shape == (heads,)) and B.shape == C.shape
-        if not known or heads % groups or dt.shape != (1, tokens, heads):
-            raise UnsupportedModel("a Mamba with gates, decays for each dimension, or uneven groups, is not known")
-        state = self._state("recurrent", self.cache.asked.pop("recurrent"), (heads, dim, size))
+        if z is not None:
+            raise UnsupportedModel("a Mamba with gates is not known")
         if dt_bias is not None:
             dt = dt + dt_bias.to(dt.dtype)
         if dt_softplus:
             dt = functional.softplus(dt)
-        dt = dt.clamp(*dt_limit)
-        xbc = hidden_states[0], B[0], C[0]
-        found = self._kernels.mamba2(self._spans, state, xbc, dt[0], A, D)[None]
+        place, xbc = self.cache.asked.pop("recurrent"), (hidden_states[0], B[0], C[0])
+        found = self.scan(place, xbc, dt.clamp(*dt_limit)[0], A, D)[None]
         return (found, None) if return_final_states else found
+
+    def scan(
+        self, place: tuple[int, int], xbc: tuple[Tensor, Tensor, Tensor], dt: Tensor, a: Tensor, d: Tensor | None
+    ) -> Tensor:
+        """x [T, H, P], b and c [T, G, N], dt [T, H], a and d [H] -> [T, H, P] float32 by the states of a layer."""
+        x, b, c = xbc
+        (tokens, heads, dim), (groups, size) = x.shape, b.shape[1:]
+        _refuse_unlike(x, b, c)
+        known = a.shape == (heads,) and (d is None or d.shape == (heads,)) and b.shape == c.shape
+        if not known or heads % groups or dt.shape != (tokens, heads):
+            raise UnsupportedModel("a Mamba with decays for each dimension, or uneven groups, is not known")
+        state = self._state("recurrent", place, (heads, dim, size))
+        return self._kernels.mamba2(self._spans, state, xbc, dt, a, d)
 
 
 def _refuse_unlike(first: Tensor, *others: Tensor) -> None:
