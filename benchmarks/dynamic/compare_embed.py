@@ -19,7 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent.parent))
 
 from engines import vllm_environment
-from peer_versions import package_versions
+from peer_versions import binary_version, package_versions
 
 from chairlift.bench.raw_results import Column, Recording, Results, caption, failures, start, table
 
@@ -30,6 +30,7 @@ PEERS = {
     "infinity": "infinity_embed.py",
     "onnxruntime": "onnxruntime_embed.py",
 }
+LLAMA = "llama_embed.py"
 SETTINGS = ("batch_size", "batch_tokens")
 RUNNER_ALONE = "chairlift, its runner alone"
 # What counts in vLLM is the tokens of a step. The programs of the others try their batch sizes themselves.
@@ -88,6 +89,11 @@ def commands_of(args: argparse.Namespace, work: str) -> list[Program]:
         if python := getattr(args, name):
             program = [python, str(HERE / "peers" / script), *texts]
             commands += [(name, [*program, *flags]) for flags in more.get(name, [[]])]
+    files = {"bfloat16": args.gguf, "int8": args.gguf_int8} if args.llama_server else {}
+    for precision, gguf in files.items():
+        if gguf:
+            flags = ["--binary", args.llama_server, "--gguf", gguf, "--precision", precision]
+            commands.append((f"llama.cpp {precision}", [sys.executable, str(HERE / "peers" / LLAMA), *texts, *flags]))
     return commands
 
 
@@ -148,7 +154,8 @@ def _had_results(failure: dict[str, Any], results: Results) -> bool:
 
 def _versions(args: argparse.Namespace) -> dict[str, str]:
     packages = {"infinity": "infinity-emb", "sentence_transformers": "sentence-transformers"}
-    return package_versions({name: (getattr(args, name), packages.get(name, name)) for name in PEERS})
+    found = package_versions({name: (getattr(args, name), packages.get(name, name)) for name in PEERS})
+    return found | ({"llama.cpp": binary_version(args.llama_server)} if args.llama_server else {})
 
 
 def engine_of(run: dict[str, Any]) -> tuple[str, str]:
@@ -170,6 +177,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the results are saved")
     for name in PEERS:
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="PYTHON", help="its environment's interpreter")
+    parser.add_argument("--llama-server", metavar="BINARY")
+    parser.add_argument("--gguf", metavar="FILE", help="the same model for llama.cpp, in BF16")
+    parser.add_argument("--gguf-int8", metavar="FILE", help="and in Q8_0")
     return parser
 
 

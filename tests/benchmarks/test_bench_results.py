@@ -242,6 +242,17 @@ def test_programs_of_embedding_peers_get_the_settings_that_they_cannot_try_thems
     ]
 
 
+def test_llama_cpp_embeds_by_a_program_for_each_of_its_files() -> None:
+    peer = ["--llama-server", "llama-server", "--gguf", "a.gguf", "--gguf-int8", "b.gguf"]
+    args = compare_embed._parser().parse_args(["minilm", *peer, "--out", "embed.json"])
+    commands = dict(compare_embed.commands_of(args, "work"))
+    for name, gguf in (("bfloat16", "a.gguf"), ("int8", "b.gguf")):
+        wanted = ["--binary", "llama-server", "--gguf", gguf, "--precision", name]
+        assert commands[f"llama.cpp {name}"][5:] == wanted
+    without = compare_embed._parser().parse_args(["minilm", *peer[:4], "--out", "embed.json"])
+    assert "llama.cpp int8" not in dict(compare_embed.commands_of(without, "work"))
+
+
 @pytest.mark.processes
 def test_a_file_through_chairlift_run_is_timed_from_its_first_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
