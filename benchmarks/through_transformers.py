@@ -9,6 +9,7 @@ of one length pads nothing.
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,6 +25,7 @@ PROMPT, OUTPUT = 64, 64
 NATIVE, THROUGH = "native kernels", "through transformers"
 OWN, PLAIN = "transformers, generate_batch", "transformers, generate"
 ENGINES = (NATIVE, THROUGH, OWN, PLAIN)
+BEFORE = "through transformers, before"
 
 
 def main() -> None:
@@ -33,6 +35,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocab", type=int, default=30_000, help="prompts use the token ids below")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"], help="of ours")
+    parser.add_argument(
+        "--before", metavar="CHECKOUT", help="an older Chairlift, built, which goes through transformers"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the results are saved")
     parser.add_argument("--one", choices=ENGINES, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -41,11 +47,13 @@ def main() -> None:
         return
     recording = Recording(start("through_transformers", vars(args), args.model), args.out)
     for number in range(1, args.rounds + 1):
-        for engine in args.engines if number % 2 else reversed(args.engines):
+        engines = [*args.engines, *([BEFORE] if args.before else [])]
+        for engine in engines if number % 2 else reversed(engines):
             print(f"round {number}: {engine}", file=sys.stderr)
-            command = [sys.executable, __file__, args.model, "--one", engine, "--vocab", str(args.vocab)]
-            command += ["--sequences", str(args.sequences)]
-            done = subprocess.run(command, capture_output=True, text=True)
+            one, env = (THROUGH, {"PYTHONPATH": args.before}) if engine == BEFORE else (engine, {})
+            command = [sys.executable, __file__, args.model, "--one", one, "--vocab", str(args.vocab)]
+            command += ["--sequences", str(args.sequences), "--quantization", args.quantization]
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
             about = {"name": engine, "round": number}
             if done.returncode:
                 recording.fail(about, done.stderr.strip()[-500:])
@@ -57,7 +65,11 @@ def main() -> None:
 def markdown(results: Results) -> str:
     """Output tokens a second of each."""
     columns = (Column("output_tok_s", "output tok/s", "{:.0f}"), Column("load_s", "load, s", "{:.1f}"))
-    about = f"{results['settings']['sequences']} sequences of {PROMPT} tokens, {OUTPUT} out"
+    settings = results["settings"]
+    bits = settings.get("quantization", "none")
+    about = f"{settings['sequences']} sequences of {PROMPT} tokens, {OUTPUT} out" + (
+        f", {bits}" if bits != "none" else ""
+    )
     text = table(results["runs"], [Column("name", "")], columns)
     return "\n\n".join([f"{caption(results)}; {about}:", text, *failures(results)])
 
@@ -67,7 +79,7 @@ def measure(engine: str, args: argparse.Namespace) -> dict[str, float]:
     words = random.Random(0)
     prompts = [workloads.random_ids(words, PROMPT, args.vocab) for _ in range(args.sequences)]
     began = time.perf_counter()
-    run = _ours(engine, args.model) if engine in (NATIVE, THROUGH) else _theirs(engine, args.model)
+    run = _ours(engine, args.model, args.quantization) if engine in (NATIVE, THROUGH) else _theirs(engine, args.model)
     loaded = time.perf_counter()
     run(prompts, 2)
     timed = time.perf_counter()
@@ -77,12 +89,12 @@ def measure(engine: str, args: argparse.Namespace) -> dict[str, float]:
     return {"output_tok_s": made / seconds, "load_s": loaded - began}
 
 
-def _ours(engine: str, model: str) -> Any:
+def _ours(engine: str, model: str, quantization: str) -> Any:
     import chairlift
 
     implementation = "native" if engine == NATIVE else "transformers"
     settings = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_gb": 1, "enable_prefix_caching": False}
-    llm = chairlift.LLM(model, implementation=implementation, **settings)
+    llm = chairlift.LLM(model, implementation=implementation, quantization=quantization, **settings)
 
     def run(prompts: list[list[int]], length: int) -> int:
         params = chairlift.SamplingParams(max_tokens=length, ignore_eos=True, temperature=0)

@@ -1,8 +1,9 @@
 """llama.cpp's embedding rate, best of batch sizes.
 
-python benchmarks/dynamic/peers/llama_embed.py MODEL --binary LLAMA_SERVER --gguf FILE --precision NAME. It embeds in its
-server, which gets many texts a request, several requests at a time, so that no batch waits for the client. MODEL is a
-folder with the vocab.txt of the file. Prints one line of JSON for each setting.
+python benchmarks/dynamic/peers/llama_embed.py MODEL --binary LLAMA_SERVER --gguf FILE --precision NAME
+
+It embeds in its server, which gets many texts a request, several requests at a time, so that no batch waits for the
+client. MODEL is a folder with the vocab.txt of the file. Prints one line of JSON for each setting.
 """
 
 import argparse
