@@ -14,7 +14,8 @@ A number is (what is packed - zero point) * scale, computed in float32. What say
 left: they are not.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -63,10 +64,20 @@ class QuantizedWeights:
     def read(self, name: str, shape: MatrixShape) -> Tensor:
         """Return [out, in] float32, which must be of that shape."""
         base = name.rpartition(".")[0]
-        try:
+        with _told(base):
             return self._unpack(base, shape)
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UnsupportedModel(f"what {base!r} is packed in can't be read: {error}") from error
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape that one of these is said to have, by the part with its numbers: `read` looks at the others."""
+        base = name.rpartition(".")[0]
+        with _told(base):
+            if self._packing.layout in ("gptq", "awq"):
+                rows, columns = self._words(f"{base}.qweight").shape
+                in_word = _WORD // self._packing.bits
+                return (columns, rows * in_word) if self._packing.layout == "gptq" else (columns * in_word, rows)
+            if f"{base}.weight_packed" in self._names:
+                return tuple(map(int, self._get_known(f"{base}.weight_shape").flatten().tolist()))
+            return tuple(self._get_known(f"{base}.weight").shape)
 
     def _gptq(self, base: str, shape: MatrixShape) -> Tensor:
         (outs, ins), bits = shape, self._packing.bits
@@ -179,6 +190,15 @@ class QuantizedWeights:
     def _same(name: str, found: Sequence[int], shape: Sequence[int]) -> None:
         if tuple(found) != tuple(shape):
             raise UnsupportedModel(f"tensor {name!r} is for {list(found)} numbers, but {list(shape)} are asked for")
+
+
+@contextlib.contextmanager
+def _told(base: str) -> Iterator[None]:
+    """Around reading tensors that may be anything."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"what {base!r} is packed in can't be read: {error}") from error
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:

@@ -92,6 +92,27 @@ class Weights:
             raise UnsupportedModel(f"tensor {name!r} is {tensor.dtype}, but packed weights are bytes")
         return tensor.to(self.device)
 
+    def names(self) -> list[str]:
+        """Those of all tensors, with that of a packed projection's weight in place of what it is packed in."""
+        if self._packed is None:
+            return list(self._handle_of)
+        bases = {name.rpartition(".")[0] for name in self._handle_of}
+        packed = [name for base in sorted(bases) if self._packed.has(name := f"{base}.weight")]
+        parts = {part for name in packed for part in self._packed.parts_of(name)}
+        return [*packed, *(name for name in self._handle_of if name not in parts)]
+
+    def whole(self, name: str) -> Tensor:
+        """Return a tensor as it is, or unpacked to float32, of whatever shape it says that it has."""
+        if not self._is_packed(name):
+            return self._read(name)
+        assert self._packed is not None
+        return self._unpack(name, self._packed.shape(name))
+
+    def unused(self) -> set[str]:
+        """The names of tensors that nobody has taken, but for those that are derived from the config, and for biases
+        that are zero of packed projections."""
+        return self._unused
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor. Raises UnsupportedModel if there is none of this name."""
         handle = self._handle_of.get(name)

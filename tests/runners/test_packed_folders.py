@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_runner, prompts, requests
 from support.device import DEVICE
 from support.model_factory import edited_folder, model_folder, temporary_root
-from support.packers import LAYOUTS
+from support.packers import LAYOUTS, packed_pair
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.quantization_config import parse_quantization
@@ -38,24 +38,12 @@ WITH_EXPERTS = [
 @functools.cache
 def folders(layout: str, variant: str = "llama") -> tuple[Path, Path]:
     """A model with packed projections, and one with the numbers that they are."""
-    about, pack = LAYOUTS[layout]
-    root = temporary_root() / f"packed-{layout}-{variant}"
-    plain = load_file(model_folder(variant) / "model.safetensors")
-    packed, rng = dict(plain), np.random.default_rng(0)
-    for name in [name for name in plain if name.split(".")[-2] in PARTS and name.endswith(".weight")]:
-        outs, ins = plain[name].shape
-        made = pack(rng, outs, ins)
-        base = name.removesuffix("weight")
-        del packed[name]
-        packed |= {base + part: tensor for part, tensor in made.tensors.items()}
-        plain[name] = made.weight
-    found = []
-    for kind, tensors in (("packed", packed), ("plain", plain)):
-        fields = {"quantization_config": about} if kind == "packed" else {}
-        folder = edited_folder(root / kind, model_folder(variant), **fields)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        found.append(folder)
-    return found[0], found[1]
+    return packed_pair(
+        temporary_root() / f"packed-{layout}-{variant}",
+        model_folder(variant),
+        layout,
+        lambda name, _: name.split(".")[-2] in PARTS and name.endswith(".weight"),
+    )
 
 
 def test_a_packed_folder_is_said_to_take_more_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
