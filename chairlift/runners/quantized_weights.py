@@ -75,9 +75,11 @@ class QuantizedWeights:
                 rows, columns = self._words(f"{base}.qweight").shape
                 in_word = _WORD // self._packing.bits
                 return (columns, rows * in_word) if self._packing.layout == "gptq" else (columns * in_word, rows)
-            if f"{base}.weight_packed" in self._names:
-                return tuple(map(int, self._get_known(f"{base}.weight_shape").flatten().tolist()))
-            return tuple(self._get_known(f"{base}.weight").shape)
+            if f"{base}.weight_packed" not in self._names:
+                return tuple(self._get_known(f"{base}.weight").shape)
+            outs, ins = map(int, self._get_known(f"{base}.weight_shape").flatten().tolist())
+            self._bits_of(base, (outs, ins))
+            return outs, ins
 
     def _gptq(self, base: str, shape: MatrixShape) -> Tensor:
         (outs, ins), bits = shape, self._packing.bits
@@ -115,8 +117,7 @@ class QuantizedWeights:
         outs, ins = shape
         packed = self._words(f"{base}.weight_packed")
         self._same(f"{base}.weight_shape", self._get_known(f"{base}.weight_shape").flatten().tolist(), shape)
-        bits = next((each for each in (4, 8) if packed.shape[1] == -(-ins * each // _WORD)), 4)
-        self._same(f"{base}.weight_packed", packed.shape, (outs, -(-ins * bits // _WORD)))
+        bits = self._bits_of(base, shape)
         lowest = 1 << (bits - 1)
         numbers = (_unpacked(packed, bits)[:, :ins] - lowest).float()
         name = f"{base}.weight_zero_point"
@@ -124,6 +125,13 @@ class QuantizedWeights:
         if name in self._names:
             zeros = _unpacked(self._words(name).T, bits).T[:outs] - lowest
         return self._multiplied(base, numbers, zeros)
+
+    def _bits_of(self, base: str, shape: MatrixShape) -> int:
+        """How many bits numbers of that shape have in words."""
+        packed, (outs, ins) = self._words(f"{base}.weight_packed"), shape
+        bits = next((each for each in (4, 8) if packed.shape[1] == -(-ins * each // _WORD)), 4)
+        self._same(f"{base}.weight_packed", packed.shape, (outs, -(-ins * bits // _WORD)))
+        return bits
 
     def _scaled(self, base: str, shape: MatrixShape) -> Tensor:
         numbers = self._get_known(f"{base}.weight")

@@ -103,10 +103,7 @@ class Weights:
 
     def whole(self, name: str) -> Tensor:
         """Return a tensor as it is, or unpacked to float32, of whatever shape it says that it has."""
-        if not self._is_packed(name):
-            return self._read(name)
-        assert self._packed is not None
-        return self._unpack(name, self._packed.shape(name))
+        return self._unpack(name, self.shape(name)) if self._is_packed(name) else self._read(name)
 
     def unused(self) -> set[str]:
         """The names of tensors that nobody has taken, but for those that are derived from the config, and for biases
@@ -114,7 +111,10 @@ class Weights:
         return self._unused
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor. Raises UnsupportedModel if there is none of this name."""
+        """The shape of a tensor, or that which a packed projection is said to have. Raises UnsupportedModel if there is
+        none of this name."""
+        if self._packed is not None and self._packed.has(name):
+            return self._packed.shape(name)
         handle = self._handle_of.get(name)
         if handle is None:
             raise UnsupportedModel(f"tensor {name!r} is missing from the model's {self._files()}")

@@ -1,4 +1,4 @@
-"""A GGUF file's tensors as transformers loads a model from them: each is unpacked when its turn comes."""
+"""A GGUF file's tensors as transformers loads a model from them."""
 
 from pathlib import Path
 
@@ -10,20 +10,18 @@ from chairlift.gguf.architectures import BY_TRANSFORMERS
 from chairlift.gguf.gguf_file import GgufFile, shown
 from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.ops.ggml_blocks import unpack_blocks
-from chairlift.runners.decoder.later_tensor import LaterTensor, later_tensors
 
 
-def gguf_tensors(folder: Path, dtype: torch.dtype) -> dict[str, LaterTensor]:
-    """The tensors of a folder that was made for a GGUF file, by name; none of another. Raises UnsupportedModel.
+def gguf_tensors(folder: Path, dtype: torch.dtype) -> HybridTensors | None:
+    """The tensors of a folder that was made for a GGUF file; None of another. Raises UnsupportedModel.
 
     They are for a model of this type.
     """
     path = folder / GGUF_WEIGHTS
     if not path.exists():
-        return {}
+        return None
     name = GgufFile(path, with_vocabulary=False).metadata.get("general.architecture")
     if not isinstance(name, str) or name not in BY_TRANSFORMERS:
         known = ", ".join(BY_TRANSFORMERS)
         raise UnsupportedModel(f"of GGUF files transformers computes those of {known} here, not of {shown(name)}")
-    tensors = HybridTensors(path, name, unpack_blocks, dtype)
-    return later_tensors(tensors.keys(), tensors.get_tensor)
+    return HybridTensors(path, name, unpack_blocks, dtype)

@@ -1,11 +1,13 @@
 """How transformers loads a model from a folder's files, or a GGUF file, whatever these are packed in."""
 
 import contextlib
+import ctypes
 import json
+import math
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from chairlift.folders.tensor_files import (
     names_weights,
     weight_files,
 )
+from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.gguf.tensor_types import numbers_of
 from chairlift.runners.decoder.later_tensor import later_tensors
 from chairlift.runners.decoder.transformers_attention import NAME, attention
@@ -35,6 +38,8 @@ from chairlift.runners.weights import Weights
 _WHOLE = {"mistral3", "qwen3_vl_moe", "lfm2_vl"}
 # What has transformers unpack weights by itself, by other packages.
 _PACKED = ("quantization_config", "compression_config")
+# How many bytes are unpacked before what is free is given back, which takes some hundredths of a second.
+_TRIM_BYTES = 2**27
 _SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -53,11 +58,13 @@ def load_model(folder: Path, packing: QuantizationConfig | None, dtype: torch.dt
             kind = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
             with torch.device("meta"):
                 empty = kind.from_config(config, trust_remote_code=False)
-            _refuse_made_up(folder, empty)
+            gguf = gguf_tensors(folder, dtype)
+            _refuse_made_up(empty, folder, packing, gguf)
             # All that is of another shape is named below, and not in transformers' log.
             told: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "ignore_mismatched_sizes": True}
             told |= {"output_loading_info": True, **_SAFELY}
-            if later := gguf_tensors(folder, dtype):
+            if gguf is not None:
+                later = later_tensors(gguf.keys(), gguf.get_tensor)
                 model, loading = type(empty).from_pretrained(None, config=config, state_dict=later, **told)
             elif packing is not None:
                 model, loading = _unpacked(folder, packing, empty, told)
@@ -82,13 +89,25 @@ def _config_of(transformers: Any, folder: Path) -> Any:
     return config
 
 
-def _refuse_made_up(folder: Path, empty: Any) -> None:
+def _refuse_made_up(empty: Any, folder: Path, packing: QuantizationConfig | None, gguf: HybridTensors | None) -> None:
     """Raise UnsupportedModel for what is in no file, and would be made up, before memory is taken for it."""
-    wanted = sum(each.numel() for each in empty.parameters())
-    gguf = folder / GGUF_WEIGHTS
-    held = numbers_of(gguf) if gguf.exists() else count_numbers(folder) or 0
-    if wanted > held:
-        raise UnsupportedModel(f"by config.json it has {wanted:,} numbers, and its files hold {held:,}")
+    wanted = {name: tuple(each.shape) for name, each in empty.named_parameters()}
+    count = sum(map(math.prod, wanted.values()))
+    held = count_numbers(folder) or 0 if gguf is None else numbers_of(folder / GGUF_WEIGHTS)
+    if count <= held:
+        return
+    for name, found in _shapes(folder, packing) if gguf is None else gguf.shapes():
+        # Transformers may turn it round.
+        if name in wanted and math.prod(found) < math.prod(wanted[name]):
+            raise _unlike(name, found, wanted[name])
+    raise UnsupportedModel(f"by config.json it has {count:,} numbers, and its files hold {held:,}")
+
+
+def _shapes(folder: Path, packing: QuantizationConfig | None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of the tensors of safetensors files."""
+    with Weights(folder, torch.float32, torch.device("cpu"), packing) as weights:
+        for name in weights.names():
+            yield name, weights.shape(name)
 
 
 def _unpacked(folder: Path, packing: QuantizationConfig, empty: Any, told: dict[str, Any]) -> tuple[Any, Any]:
@@ -96,16 +115,11 @@ def _unpacked(folder: Path, packing: QuantizationConfig, empty: Any, told: dict[
     if any(type(module).__name__ == "Conv1D" for module in empty.modules()):
         name = empty.config.model_type
         raise UnsupportedModel(f"quantization_config is not read for {name}, whose weights are transposed")
-    one_at_a_time = threading.Lock()
     with Weights(folder, told["dtype"], torch.device("cpu"), packing) as weights:
-
-        def get(name: str) -> Tensor:
-            # Several threads ask, and unpacking takes some times what it gives.
-            with one_at_a_time:
-                return weights.whole(name)
-
-        later = later_tensors(weights.names(), get)
+        reader = _Reader(weights)
+        later = later_tensors(weights.names(), reader.get)
         model, loading = type(empty).from_pretrained(None, config=empty.config, state_dict=later, **told)
+        reader.trim()
         # Those that are zero may be called otherwise here, but then no others are left.
         if not any(name.endswith(".bias") for name in weights.unused()):
             kept = {name for name in loading["unexpected_keys"] if not name.endswith(".bias")}
@@ -113,14 +127,41 @@ def _unpacked(folder: Path, packing: QuantizationConfig, empty: Any, told: dict[
     return model, loading
 
 
+class _Reader:
+    """Reads tensors one at a time for threads that ask at once: unpacking takes several times what it gives.
+
+    What is freed meanwhile goes back to the system, as the C library keeps it for each thread.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._one_at_a_time, self._freed = weights, threading.Lock(), 0
+        self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+    def get(self, name: str) -> Tensor:
+        with self._one_at_a_time:
+            found = self._weights.whole(name)
+            self._freed += found.nbytes
+            if self._freed > _TRIM_BYTES:
+                self.trim()
+            return found
+
+    def trim(self) -> None:
+        self._freed = 0
+        if self._malloc_trim is not None:
+            self._malloc_trim(0)
+
+
 def _refuse_unlike(loading: dict[str, Any]) -> None:
     """Raise UnsupportedModel if transformers says that files and model are not alike."""
     for name, found, wanted in sorted(loading["mismatched_keys"])[:1]:
-        problem = f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(wanted)}"
-        raise UnsupportedModel(problem)
+        raise _unlike(name, found, wanted)
     for unlike in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, loading[unlike])):
             raise UnsupportedModel(f"{unlike.replace('_keys', '')} tensors: {', '.join(names[:3])}")
+
+
+def _unlike(name: str, found: Sequence[int], wanted: Sequence[int]) -> UnsupportedModel:
+    return UnsupportedModel(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(wanted)}")
 
 
 def _reason(error: Exception) -> str:
