@@ -158,6 +158,8 @@ class Weights:
         bias = f"{name.removesuffix('weight')}bias"
         if bias in self._unused and not self._get(bias).any():
             self._unused.discard(bias)
+        if len(shape) == 3:
+            return self._packed.read_experts(name, (shape[0], shape[1], shape[2]))
         if len(shape) != 2:
             raise UnsupportedModel(f"tensor {name!r} is packed, but no projection")
         return self._packed.read(name, (shape[0], shape[1]))

@@ -208,7 +208,8 @@ def test_a_tensor_that_is_wrong_is_named(layout: str, part: str, changed: Any, s
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, is_whole: bool, tmp_path: Path) -> None:
     """Tensors of random types and shapes, fields of random values, and files cut short or written over."""
     rng = random.Random(layout)
     before, refused = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
@@ -231,6 +232,11 @@ def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, t
         try:
             packing = parse_quantization({"quantization_config": given})
             with Weights(tmp_path, torch.float32, torch.device("cpu"), packing) as weights:
+                if is_whole:
+                    # Of the shape that it says it has, as for transformers.
+                    for name in weights.names():
+                        assert weights.whole(name).shape == weights.shape(name)
+                    continue
                 found = weights.take([f"{base}weight"], [(64, 64)])
         except UnsupportedModel as error:
             refused.append(str(error))

@@ -90,6 +90,15 @@ def test_experts_that_are_packed_one_by_one_are_put_together(name: str, layout: 
     assert_near(*pair(layout, name))
 
 
+def test_eight_bits_go_by_two_names(tmp_path: Path) -> None:
+    """As MiniMax M2's own folder says it."""
+    packed, plain = folders("fp8, blocks", "minimax_m2")
+    about = LAYOUTS["fp8, blocks"][0] | {"fmt": "float8_e4m3fn", "activation_scheme": "dynamic"}
+    about |= {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
+    folder = edited_folder(tmp_path / "m", packed, quantization_config=about)
+    assert_near(*(make_runner(each, ops="native") for each in (folder, plain)))
+
+
 def test_a_native_family_too_if_it_is_asked_for() -> None:
     folder, _ = packed_pair(temporary_root() / "through-llama", model_folder("llama"), "awq", is_packed)
     assert_near(*(make_runner(folder, ops="native", implementation=kind) for kind in ("transformers", "native")))
@@ -250,6 +259,50 @@ def test_several_experts_in_one_packed_tensor_are_refused_by_name(name: str, tmp
     problem = refused(changed_folder(tmp_path / "m", source, **packed))
     assert joint in problem
     assert "packed, but no projection" in problem or "is torch.float8_e4m3fn" in problem
+
+
+@functools.cache
+def with_joint_experts(source: Path, target: str) -> tuple[Path, Path]:
+    """A model whose experts are in one tensor of 8 bits, as llm-compressor writes Granite's, and one of its numbers."""
+    joint = {name: each for name, each in load_file(source / "model.safetensors").items() if "linear.weight" in name}
+    packed, plain = {}, {}
+    for name, tensor in joint.items():
+        if tensor.ndim == 3:
+            scale = tensor.abs().amax(-1, keepdim=True) / 448
+            packed |= {name: (tensor / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+            plain[name] = packed[name].float() * scale
+    assert packed
+    about = {"quantization_config": LAYOUTS["compressed, fp8"][0]}
+    folder = edited_folder(temporary_root() / f"{target}-about", source, **about)
+    root = temporary_root()
+    return changed_folder(root / f"{target}-packed", folder, **packed), changed_folder(root / target, source, **plain)
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "granitemoe"])
+def test_experts_of_8_bits_in_one_tensor(name: str) -> None:
+    """Natively, too."""
+    source = model_folder(name) if name == "granitemoe" else foreign_folder(name, name)
+    packed, plain = (make_runner(each, ops="native") for each in with_joint_experts(source, f"joint-{name}"))
+    assert packed.info.ops.endswith("through transformers") is (name != "granitemoe")
+    assert_near(packed, plain)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda scale: scale[:, :1], "weight_scale"),
+        (lambda scale: scale[..., 0], "weight_scale"),
+        (lambda scale: scale.int(), "weight_scale"),
+        (lambda scale: None, "is torch.float8_e4m3fn; float32,"),
+    ],
+)
+def test_scales_of_experts_in_one_tensor_are_looked_at(changed: Any, said: str, tmp_path: Path) -> None:
+    source, _ = with_joint_experts(foreign_folder("granitemoehybrid", "granitemoehybrid"), "joint-granitemoehybrid")
+    name = "model.layers.1.block_sparse_moe.input_linear.weight"
+    scale = load_file(source / "model.safetensors")[f"{name}_scale"]
+    problem = refused(changed_folder(tmp_path / "m", source, **{f"{name}_scale": changed(scale)}))
+    assert f"tensor '{name}" in problem
+    assert said in problem
 
 
 def test_experts_one_by_one_are_refused_by_name_where_transformers_has_them_in_one(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def _unpacked(folder: Path, packing: QuantizationConfig, empty: Any, told: dict[
         name = empty.config.model_type
         raise UnsupportedModel(f"quantization_config is not read for {name}, whose weights are transposed")
     with Weights(folder, told["dtype"], torch.device("cpu"), packing) as weights:
-        reader = _Reader(weights)
+        reader = _InTurn(weights)
         later = later_tensors(weights.names(), reader.get)
         model, loading = type(empty).from_pretrained(None, config=empty.config, state_dict=later, **told)
         reader.trim()
@@ -127,7 +127,7 @@ def _unpacked(folder: Path, packing: QuantizationConfig, empty: Any, told: dict[
     return model, loading
 
 
-class _Reader:
+class _InTurn:
     """Reads tensors one at a time for threads that ask at once: unpacking takes several times what it gives.
 
     What is freed meanwhile goes back to the system, as the C library keeps it for each thread.
