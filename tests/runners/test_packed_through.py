@@ -183,6 +183,14 @@ def test_biases_of_zero_are_no_biases(tmp_path: Path) -> None:
     assert f"unexpected tensors: {PROJECTION}bias" in refused(changed_folder(tmp_path / "half", packed, **add))
 
 
+def test_biases_of_zero_are_no_biases_where_transformers_has_other_names(tmp_path: Path) -> None:
+    packed, _ = folders("gptq", "minimax_m2")
+    bias = "model.layers.1.block_sparse_moe.experts.2.w1.bias"
+    make_runner(changed_folder(tmp_path / "zero", packed, **{bias: torch.zeros(128)}), ops="native")
+    problem = refused(changed_folder(tmp_path / "half", packed, **{bias: torch.full((128,), 0.5)}))
+    assert "unexpected tensors: model.layers.1.mlp.experts.2.w1.bias" in problem
+
+
 def test_biases_of_zero_are_kept_where_the_model_has_some() -> None:
     source = foreign_folder("phi", "phi")
     tensors = load_file(source / "model.safetensors")
