@@ -92,7 +92,7 @@ FOREIGN = {
     "hunyuan_v1_dense": "Hunyuan 0.5B to 7B",
     "nanochat": "nanochat",
     "phimoe": "Phi 3.5 with experts",
-    "minimax_m2": "MiniMax M2 in bfloat16; its own repository is in FP8, and refused",
+    "minimax_m2": "MiniMax M2, in FP8 as its own repository has it, too",
     "longcat_flash": "LongCat Flash",
     "hunyuan_v1_moe": "Hunyuan with experts",
     "solar_open": "Solar Open",
@@ -156,7 +156,7 @@ KNOWN_MULTIMODAL = {
 REFUSED = {f"{what} ({', '.join(models.values())})": why for what, why, models in REFUSED_FAMILIES} | {
     "images and sound": "only texts go in",
     "quantized folders of other layouts (bitsandbytes, HQQ, NVFP4)": _NOT_READ,
-    "quantized folders with several experts in a tensor (but gpt-oss's MXFP4)": _NOT_READ,
+    "quantized folders with several experts in a tensor (but gpt-oss's MXFP4, and Granite's in 8 bits)": _NOT_READ,
     "GGUF files of other architectures": "not read yet",
 }
 
@@ -195,7 +195,7 @@ With `pip install 'chairlift[transformers]'` (or `implementation = "transformers
 modules compute the layers, our products and our attention over the paged cache take the place of theirs, and all of
 the above holds: strategies, prefix cache, chunks, preemption, int8 and int4. It costs Python for each layer and step.
 A model is checked as it is loaded: what it computes in parts and in company must be what it computes alone, and what
-attention there is must be known; or else it is refused. Quantized folders are read for native families alone. Where
+attention there is must be known; or else it is refused. Quantized folders are unpacked as native families' are. Where
 keys and values are made from a latent (LongCat), they themselves are cached, which takes many times the memory that
 native families with [latent attention](decisions/035-latent-attention.md) take. These are held against transformers by
 tests (of those that read images all but the last); others may do. Of these families **GGUF** files of

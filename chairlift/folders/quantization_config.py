@@ -10,6 +10,8 @@ from chairlift.errors import UnsupportedModel
 Layout = Literal["gptq", "awq", "fp8", "compressed"]
 # Of compressed-tensors, the formats whose tensors say by themselves what is in them.
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+# Two names of one type.
+_E4M3 = ("e4m3", "float8_e4m3fn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def _awq(given: Mapping[str, Any]) -> QuantizationConfig:
 
 
 def _fp8(given: Mapping[str, Any]) -> QuantizationConfig:
-    _refuse(given, fmt="e4m3")
+    if given.get("fmt") not in (None, *_E4M3):
+        raise UnsupportedModel(f"quantization_config: fmt={given['fmt']!r} is not read")
     return QuantizationConfig("fp8", 8, block=_block(given, "weight_block_size"))
 
 

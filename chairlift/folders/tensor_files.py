@@ -11,13 +11,18 @@ import msgspec
 from msgspec import Meta
 
 from chairlift.errors import ConfigError, UnsupportedModel
-from chairlift.folders.model_json import MAX_JSON_BYTES, inside, read_object, values_checked
-from chairlift.folders.quantization_config import parse_quantization
+from chairlift.folders.model_json import MAX_JSON_BYTES, inside, optional_object, read_object, values_checked
+from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
 
 # The name of a GGUF file in a folder that was made for it (chairlift/gguf/side_folder.py).
 GGUF_WEIGHTS = "model.gguf"
 # Names of tensors of words of 32 bits: GPTQ's, AWQ's, compressed-tensors'.
 _WORDS = (".qweight", ".weight_packed")
+# Of tensors that only say how such words, or numbers of 8 bits, are unpacked.
+_HOW = (
+    *(".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx"),
+    *(".weight_shape", ".input_scale", ".input_zero_point", ".activation_scale"),
+)
 _METADATA = "__metadata__"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = "pytorch_model*.bin"
@@ -95,15 +100,18 @@ def conversion(folder: Path | str) -> str:
 
 def count_numbers(folder: Path, left: Sequence[str] = ()) -> int | None:
     """How many numbers the files of weights hold, where a byte has two, and a word of a packed projection as many as
-    its bits in config.json let it have. Those of tensors whose names begin with one of `left` are not counted.
+    its bits in config.json let it have; of such a folder what they are unpacked by is not counted. Nor are those of
+    tensors whose names begin with one of `left`.
 
     None if there are no such files. Raises UnsupportedModel if one is missing, ConfigError for one that is none.
     """
     # Not pipes, which would be waited for.
     if not (names_weights(folder) or _parts_of(folder)):
         return None
-    in_word = 32 // _bits(folder)
-    return sum(_numbers_in(path, in_word, tuple(left)) for path in weight_files(folder))
+    packing = _packing(folder)
+    in_word = 32 // (4 if packing is None else packing.bits)
+    how = () if packing is None else _HOW
+    return sum(_numbers_in(path, in_word, tuple(left), how) for path in weight_files(folder))
 
 
 def names_weights(folder: Path) -> bool:
@@ -117,15 +125,15 @@ def _parts_of(folder: Path) -> list[Path]:
     return [folder / name for name in all_parts(folder, names)]
 
 
-def _bits(folder: Path) -> int:
-    """Of a number in a packed projection; 4, as most have, where config.json does not say."""
+def _packing(folder: Path) -> QuantizationConfig | None:
+    """What config.json says of packed projections; None where it says nothing that is read."""
     with contextlib.suppress(UnsupportedModel), values_checked():
-        if (packing := parse_quantization(read_object(folder / "config.json"))) is not None:
-            return packing.bits
-    return 4
+        raw = read_object(folder / "config.json")
+        return parse_quantization(raw) or parse_quantization(optional_object(raw, "text_config"))
+    return None
 
 
-def _numbers_in(path: Path, in_word: int, left: tuple[str, ...]) -> int:
+def _numbers_in(path: Path, in_word: int, left: tuple[str, ...], how: tuple[str, ...]) -> int:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         most = min(MAX_JSON_BYTES, path.stat().st_size - 8)
@@ -135,7 +143,7 @@ def _numbers_in(path: Path, in_word: int, left: tuple[str, ...]) -> int:
         return sum(
             _count(name, msgspec.json.decode(each, type=_Tensor), in_word)
             for name, each in tensors.items()
-            if name != _METADATA and not name.startswith(left)
+            if name != _METADATA and not name.startswith(left) and not name.endswith(how)
         )
     except (ValueError, RecursionError, msgspec.DecodeError):
         raise ConfigError(f"{path} is no file of safetensors") from None

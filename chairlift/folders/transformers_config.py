@@ -11,6 +11,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.folders.decoder_families import FAMILIES
 from chairlift.folders.model_json import positive_size, values_checked
 from chairlift.folders.multimodal import multimodal_of
+from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
 
 _NAME = re.compile(r"[\w-]+")
 # What families call the same things.
@@ -65,6 +66,8 @@ class TransformersConfig:
     head_dim: int
     max_positions: int
     dtype: str
+    # How projections are packed in its files.
+    packing: QuantizationConfig | None = None
 
 
 @values_checked()
@@ -88,8 +91,7 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
     if raw.get("auto_map") and not _is_known(name):
         own = f"and transformers has no {name!r} of its own"
         raise UnsupportedModel(f"auto_map names code in the model's folder, which is never run, {own}")
-    if raw.get("quantization_config") is not None:
-        raise UnsupportedModel("quantization_config is not supported; a model that leaves it unset works")
+    packing = parse_quantization(raw)
     raw = _text_part(raw)
     if raw.get("is_causal") is False:
         # Only masks say so, of which none is made here.
@@ -111,6 +113,7 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
         head_dim=0 if recurrent and not any(map(raw.get, _HEADS)) else _head_dim(raw),
         max_positions=_UNBOUNDED if recurrent else _max_positions(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        packing=packing or parse_quantization(raw),
     )
 
 

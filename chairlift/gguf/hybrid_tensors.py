@@ -1,7 +1,7 @@
 """The tensors of a GGUF file of a model with states, as a folder has them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -50,6 +50,12 @@ class HybridTensors:
     def keys(self) -> list[str]:
         """The names of all tensors."""
         return list(self._made)
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of tensors that are as they lie in the file."""
+        for name, (parts, change) in self._made.items():
+            if change is None and [*parts] == [name]:
+                yield name, tuple(self._tensors.get_slice(name).get_shape())
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""

@@ -8,13 +8,15 @@
 - **fp8**: NAME.weight [out, in] float8_e4m3fn and NAME.weight_scale_inv, one for each block.
 - **compressed** (compressed-tensors): NAME.weight_packed [out, in * bits / 32] int32, numbers less their lowest, with
   NAME.weight_shape [2]; or NAME.weight int8 or float8_e4m3fn; either with NAME.weight_scale [out, groups], or one for
-  all, and, where there are any, NAME.weight_zero_point and NAME.weight_g_idx.
+  all, and, where there are any, NAME.weight_zero_point and NAME.weight_g_idx. Granite's experts are all in one
+  NAME.weight [experts, out, in] of 8 bits, with NAME.weight_scale [experts, out, 1].
 
 A number is (what is packed - zero point) * scale, computed in float32. What says how a model's inputs were rounded is
 left: they are not.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +33,8 @@ _PARTS = (
 )
 # [out, in].
 MatrixShape = tuple[int, int]
+# [experts, out, in].
+ExpertsShape = tuple[int, int, int]
 _FLOAT8 = torch.float8_e4m3fn
 
 
@@ -63,10 +67,36 @@ class QuantizedWeights:
     def read(self, name: str, shape: MatrixShape) -> Tensor:
         """Return [out, in] float32, which must be of that shape."""
         base = name.rpartition(".")[0]
-        try:
+        with _told(base):
             return self._unpack(base, shape)
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UnsupportedModel(f"what {base!r} is packed in can't be read: {error}") from error
+
+    def read_experts(self, name: str, shape: ExpertsShape) -> Tensor:
+        """Return [experts, out, in] float32, which must be of that shape."""
+        base = name.rpartition(".")[0]
+        with _told(base):
+            beside = (f"{base}.{part}" for part in ("weight_packed", "weight_zero_point", "weight_g_idx"))
+            if self._packing != QuantizationConfig("compressed", 8) or any(part in self._names for part in beside):
+                raise UnsupportedModel(f"tensor {name!r} is packed, but no projection")
+            numbers, scales = self._eight_bits(base, shape), self._floats(f"{base}.weight_scale", 3)
+            self._same(f"{base}.weight_scale", scales.shape, (*shape[:2], 1))
+            found = torch.empty(shape)
+            for expert, own, scale in zip(found, numbers, scales, strict=True):
+                torch.mul(own.float(), scale, out=expert)
+            return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape that one of these is said to have, by the part with its numbers: `read` looks at the others."""
+        base = name.rpartition(".")[0]
+        with _told(base):
+            if self._packing.layout in ("gptq", "awq"):
+                rows, columns = self._words(f"{base}.qweight").shape
+                in_word = _WORD // self._packing.bits
+                return (columns, rows * in_word) if self._packing.layout == "gptq" else (columns * in_word, rows)
+            if f"{base}.weight_packed" not in self._names:
+                return tuple(self._get_known(f"{base}.weight").shape)
+            outs, ins = map(int, self._get_known(f"{base}.weight_shape").flatten().tolist())
+            self._bits_of(base, (outs, ins))
+            return outs, ins
 
     def _gptq(self, base: str, shape: MatrixShape) -> Tensor:
         (outs, ins), bits = shape, self._packing.bits
@@ -104,8 +134,7 @@ class QuantizedWeights:
         outs, ins = shape
         packed = self._words(f"{base}.weight_packed")
         self._same(f"{base}.weight_shape", self._get_known(f"{base}.weight_shape").flatten().tolist(), shape)
-        bits = next((each for each in (4, 8) if packed.shape[1] == -(-ins * each // _WORD)), 4)
-        self._same(f"{base}.weight_packed", packed.shape, (outs, -(-ins * bits // _WORD)))
+        bits = self._bits_of(base, shape)
         lowest = 1 << (bits - 1)
         numbers = (_unpacked(packed, bits)[:, :ins] - lowest).float()
         name = f"{base}.weight_zero_point"
@@ -114,14 +143,25 @@ class QuantizedWeights:
             zeros = _unpacked(self._words(name).T, bits).T[:outs] - lowest
         return self._multiplied(base, numbers, zeros)
 
+    def _bits_of(self, base: str, shape: MatrixShape) -> int:
+        """How many bits numbers of that shape have in words."""
+        packed, (outs, ins) = self._words(f"{base}.weight_packed"), shape
+        bits = next((each for each in (4, 8) if packed.shape[1] == -(-ins * each // _WORD)), 4)
+        self._same(f"{base}.weight_packed", packed.shape, (outs, -(-ins * bits // _WORD)))
+        return bits
+
     def _scaled(self, base: str, shape: MatrixShape) -> Tensor:
+        numbers = self._eight_bits(base, shape)
+        name = f"{base}.weight_zero_point"
+        zeros = self._get(name).float() if name in self._names else None
+        return self._multiplied(base, numbers.float(), zeros)
+
+    def _eight_bits(self, base: str, shape: Sequence[int]) -> Tensor:
         numbers = self._get_known(f"{base}.weight")
         self._same(f"{base}.weight", numbers.shape, shape)
         if numbers.dtype not in (torch.int8, _FLOAT8):
             raise UnsupportedModel(f"tensor '{base}.weight' is {numbers.dtype}, which is none of the packed types")
-        name = f"{base}.weight_zero_point"
-        zeros = self._get(name).float() if name in self._names else None
-        return self._multiplied(base, numbers.float(), zeros)
+        return numbers
 
     def _multiplied(self, base: str, numbers: Tensor, zeros: Tensor | None) -> Tensor:
         """Numbers [out, in] less their zero points, times their scales, [out, groups], [blocks, blocks] or one."""
@@ -179,6 +219,15 @@ class QuantizedWeights:
     def _same(name: str, found: Sequence[int], shape: Sequence[int]) -> None:
         if tuple(found) != tuple(shape):
             raise UnsupportedModel(f"tensor {name!r} is for {list(found)} numbers, but {list(shape)} are asked for")
+
+
+@contextlib.contextmanager
+def _told(base: str) -> Iterator[None]:
+    """Around reading tensors that may be anything."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"what {base!r} is packed in can't be read: {error}") from error
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:

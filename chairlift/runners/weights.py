@@ -92,8 +92,29 @@ class Weights:
             raise UnsupportedModel(f"tensor {name!r} is {tensor.dtype}, but packed weights are bytes")
         return tensor.to(self.device)
 
+    def names(self) -> list[str]:
+        """Those of all tensors, with that of a packed projection's weight in place of what it is packed in."""
+        if self._packed is None:
+            return list(self._handle_of)
+        bases = {name.rpartition(".")[0] for name in self._handle_of}
+        packed = [name for base in sorted(bases) if self._packed.has(name := f"{base}.weight")]
+        parts = {part for name in packed for part in self._packed.parts_of(name)}
+        return [*packed, *(name for name in self._handle_of if name not in parts)]
+
+    def whole(self, name: str) -> Tensor:
+        """Return a tensor as it is, or unpacked to float32, of whatever shape it says that it has."""
+        return self._unpack(name, self.shape(name)) if self._is_packed(name) else self._read(name)
+
+    def unused(self) -> set[str]:
+        """The names of tensors that nobody has taken, but for those that are derived from the config, and for biases
+        that are zero of packed projections."""
+        return self._unused
+
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor. Raises UnsupportedModel if there is none of this name."""
+        """The shape of a tensor, or that which a packed projection is said to have. Raises UnsupportedModel if there is
+        none of this name."""
+        if self._packed is not None and self._packed.has(name):
+            return self._packed.shape(name)
         handle = self._handle_of.get(name)
         if handle is None:
             raise UnsupportedModel(f"tensor {name!r} is missing from the model's {self._files()}")
@@ -137,6 +158,8 @@ class Weights:
         bias = f"{name.removesuffix('weight')}bias"
         if bias in self._unused and not self._get(bias).any():
             self._unused.discard(bias)
+        if len(shape) == 3:
+            return self._packed.read_experts(name, (shape[0], shape[1], shape[2]))
         if len(shape) != 2:
             raise UnsupportedModel(f"tensor {name!r} is packed, but no projection")
         return self._packed.read(name, (shape[0], shape[1]))

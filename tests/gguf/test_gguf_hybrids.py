@@ -82,6 +82,19 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
         make_runner(folder_of(path))
 
 
+@pytest.mark.parametrize("length", [192, 512])
+def test_a_tensor_of_another_shape_is_named(length: int, tmp_path: Path) -> None:
+    """Whether the file holds enough numbers, or not."""
+    path = tmp_path / "m.gguf"
+    own = b"lfm2.feed_forward_length" + (4).to_bytes(4, "little")
+    data = hybrid_file("lfm2").read_bytes()
+    assert own + (256).to_bytes(4, "little") in data
+    path.write_bytes(data.replace(own + (256).to_bytes(4, "little"), own + length.to_bytes(4, "little")))
+    said = r"'model\.layers\.0\.feed_forward\.w\d\.weight' has shape \[(256, 64|64, 256)\], but config\.json asks for"
+    with pytest.raises(UnsupportedModel, match=rf"{said} \[({length}, 64|64, {length})\]"):
+        make_runner(folder_of(path))
+
+
 def told(name: str, **more: Any) -> dict[str, Any]:
     """The config.json of a file of which more is told, under its architecture's name; None takes a key away."""
     file = GgufFile(hybrid_file(name))

@@ -17,6 +17,7 @@ from support.foreign_factory import foreign_folder, gemma3_folder
 from support.gguf_files import gguf_file
 from support.model_factory import edited_folder, model_folder
 from support.multimodal_factory import multimodal_folder
+from support.packers import packed_pair
 from support.text_tokenizers import build
 from torch import Tensor
 
@@ -213,6 +214,39 @@ def test_other_models_and_what_is_none(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert main(["check", str(tmp_path)]) == 1
     assert "is no file of safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", ["gptq", "compressed, 8 bits, ordered", "fp8, blocks"])
+def test_packed_folders_are_counted_as_they_run(
+    layout: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Those of native families and through transformers."""
+    for source, computed in ((model_folder("llama"), "native"), (foreign_folder("lfm2", "lfm2"), "transformers'")):
+        pair = packed_pair(
+            tmp_path / computed, source, layout, lambda name, _: name.endswith(("up_proj.weight", "w1.weight"))
+        )
+        packed, plain = (tokenized(folder.with_name(f"{folder.name}-told"), folder) for folder in pair)
+        rows, wanted = told(capsys, str(packed)), told(capsys, str(plain))
+        assert computed in rows["computed by"]
+        assert rows["weights"] == wanted["weights"]
+        half = tokenized(tmp_path / f"{computed}-half", packed)
+        raw = json.loads((half / "config.json").read_text())
+        (half / "config.json").write_text(json.dumps({**raw, "dtype": "float16"}))
+        assert 'in bfloat16 (dtype "auto")' in told(capsys, str(half))["weights"]
+
+
+def test_packed_folders_that_are_not_read_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for method, said in (
+        ({"quant_method": "hqq"}, "quant_method 'hqq'"),
+        ({"quant_method": "awq", "bits": 3}, "bits=3"),
+    ):
+        folder = tokenized(tmp_path / str(method["quant_method"]), foreign_folder("lfm2", "lfm2"))
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**raw, "quantization_config": method}))
+        assert main(["check", str(folder)]) == 1
+        assert f"can't be served: quantization_config: {said}" in capsys.readouterr().out
 
 
 def write_header(path: Path, header: bytes, length: int | None = None) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.decoder_harness import Harness, all_logits, make_runner, prompts, requests
 from support.device import DEVICE
 from support.model_factory import edited_folder, model_folder, temporary_root
-from support.packers import LAYOUTS
+from support.packers import LAYOUTS, packed_pair
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.quantization_config import parse_quantization
@@ -38,24 +38,12 @@ WITH_EXPERTS = [
 @functools.cache
 def folders(layout: str, variant: str = "llama") -> tuple[Path, Path]:
     """A model with packed projections, and one with the numbers that they are."""
-    about, pack = LAYOUTS[layout]
-    root = temporary_root() / f"packed-{layout}-{variant}"
-    plain = load_file(model_folder(variant) / "model.safetensors")
-    packed, rng = dict(plain), np.random.default_rng(0)
-    for name in [name for name in plain if name.split(".")[-2] in PARTS and name.endswith(".weight")]:
-        outs, ins = plain[name].shape
-        made = pack(rng, outs, ins)
-        base = name.removesuffix("weight")
-        del packed[name]
-        packed |= {base + part: tensor for part, tensor in made.tensors.items()}
-        plain[name] = made.weight
-    found = []
-    for kind, tensors in (("packed", packed), ("plain", plain)):
-        fields = {"quantization_config": about} if kind == "packed" else {}
-        folder = edited_folder(root / kind, model_folder(variant), **fields)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        found.append(folder)
-    return found[0], found[1]
+    return packed_pair(
+        temporary_root() / f"packed-{layout}-{variant}",
+        model_folder(variant),
+        layout,
+        lambda name, _: name.split(".")[-2] in PARTS and name.endswith(".weight"),
+    )
 
 
 def test_a_packed_folder_is_said_to_take_more_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +208,8 @@ def test_a_tensor_that_is_wrong_is_named(layout: str, part: str, changed: Any, s
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, is_whole: bool, tmp_path: Path) -> None:
     """Tensors of random types and shapes, fields of random values, and files cut short or written over."""
     rng = random.Random(layout)
     before, refused = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
@@ -243,6 +232,11 @@ def test_whatever_lies_in_a_folder_is_read_or_refused(layout: str, count: int, t
         try:
             packing = parse_quantization({"quantization_config": given})
             with Weights(tmp_path, torch.float32, torch.device("cpu"), packing) as weights:
+                if is_whole:
+                    # Of the shape that it says it has, as for transformers.
+                    for name in weights.names():
+                        assert weights.whole(name).shape == weights.shape(name)
+                    continue
                 found = weights.take([f"{base}weight"], [(64, 64)])
         except UnsupportedModel as error:
             refused.append(str(error))

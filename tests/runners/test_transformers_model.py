@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -262,7 +263,9 @@ def test_an_old_transformers_is_named_where_it_may_be_the_reason(monkeypatch: py
     [
         ({"auto_map": {"AutoModel": "modeling.X"}, "model_type": "phi9"}, "auto_map names code.* no 'phi9' of its own"),
         ({"auto_map": {"AutoModel": "modeling.X"}, "model_type": "../auto"}, "auto_map names code"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not read"),
+        ({"quantization_config": "awq"}, "quantization_config: quant_method None is not read"),
+        ({"compression_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not read"),
         ({"architectures": ["PhiModel"]}, "none writes texts"),
         ({"hidden_size": 2**40}, "no model with more"),
         ({"num_attention_heads": "4"}, "num_attention_heads"),
@@ -391,6 +394,31 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
     tensors["model.layers.1.input_layernorm.gain"] = tensors.pop("model.layers.1.input_layernorm.weight")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"missing tensors: model\.layers\.1\.input_layernorm\.weight"):
+        make_runner(folder, ops="native")
+
+
+@pytest.mark.parametrize("shape", [[128, 64], [64, 64], [1, 128, 64]])
+def test_a_tensor_of_another_shape_is_named(shape: list[int], tmp_path: Path) -> None:
+    """Whether there are as many numbers as config.json asks for, or not."""
+    folder, name = edited_folder(tmp_path / "m", foreign_folder("phi", "phi")), "model.layers.1.mlp.fc2.weight"
+    tensors = load_file(folder / "model.safetensors")
+    assert list(tensors[name].shape) == [64, 128]
+    tensors[name] = torch.zeros(shape)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    said = f"tensor {name!r} has shape {shape}, but config.json asks for [64, 128]"
+    with pytest.raises(UnsupportedModel, match=re.escape(said)):
+        make_runner(folder, ops="native")
+
+
+def test_experts_of_unlike_shapes_are_named(tmp_path: Path) -> None:
+    """Transformers says in its log alone which can't be put together."""
+    folder = edited_folder(tmp_path / "m", foreign_folder("lfm2_moe", "lfm2_moe"))
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(tensors) if name.endswith("experts.1.w2.weight"))
+    tensors[name] = tensors[name].repeat(2, 1)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    said = rf"what '{name.partition('.1.')[0]}\.down_proj' is made of can't be put together: .*\[64, 64\].*\[128, 64\]"
+    with pytest.raises(UnsupportedModel, match=said):
         make_runner(folder, ops="native")
 
 

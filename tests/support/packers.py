@@ -1,11 +1,14 @@
 """Projections packed as the tools of each layout do it, number by number, and what they then are."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from support.model_factory import edited_folder
 from torch import Tensor
 
 Numbers = NDArray[np.int64]
@@ -179,3 +182,25 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Packer]] = {
         lambda *a: fp8(*a, block=(48, 40)),
     ),
 }
+
+
+def packed_pair(root: Path, source: Path, layout: str, is_packed: Callable[[str, Tensor], bool]) -> tuple[Path, Path]:
+    """Two folders below `root`, which are that of a model but for the weights that `is_packed` names: one with these
+    packed, and one with the numbers that they then are."""
+    about, pack = LAYOUTS[layout]
+    plain = load_file(source / "model.safetensors")
+    packed, rng = dict(plain), np.random.default_rng(0)
+    for name in [name for name, tensor in plain.items() if is_packed(name, tensor)]:
+        outs, ins = plain[name].shape
+        made = pack(rng, outs, ins)
+        base = name.removesuffix("weight")
+        del packed[name]
+        packed |= {base + part: tensor for part, tensor in made.tensors.items()}
+        plain[name] = made.weight
+    found = []
+    for kind, tensors in (("packed", packed), ("plain", plain)):
+        fields = {"quantization_config": about} if kind == "packed" else {}
+        folder = edited_folder(root / kind, source, **fields)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        found.append(folder)
+    return found[0], found[1]

@@ -176,7 +176,7 @@ def computed_dtype(wanted: str, config: DecoderConfig | TransformersConfig) -> s
     if wanted != "auto":
         return wanted
     # What was packed has far fewer digits than bfloat16, and float32 would take eight times its memory.
-    is_packed = isinstance(config, DecoderConfig) and config.packing is not None and config.dtype == "float16"
+    is_packed = config.packing is not None and config.dtype == "float16"
     return "bfloat16" if config.dtype == "bfloat16" or is_packed else "float32"
 
 

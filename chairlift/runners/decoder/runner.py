@@ -145,9 +145,8 @@ class DecoderRunner:
 
     def _say_if_unpacked(self, folder: Path, model_config: DecoderConfig | TransformersConfig) -> None:
         """Files of few bits may take more memory here than on the disk, which nobody expects of them."""
-        is_packed = isinstance(model_config, DecoderConfig) and model_config.packing is not None
         gguf = folder / GGUF_WEIGHTS
-        if self.config.quantization != "none" or not (is_packed or gguf.exists()):
+        if self.config.quantization != "none" or not (model_config.packing is not None or gguf.exists()):
             return
         files = parts_of(gguf) if gguf.exists() else weight_files(folder)
         stored, held = sum(file.stat().st_size for file in files), self.model.weight_bytes

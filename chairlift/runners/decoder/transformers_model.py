@@ -5,9 +5,7 @@ The same interface as `Decoder`: what `forward` gives are logits already, since 
 
 import contextlib
 import inspect
-import json
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -15,31 +13,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from chairlift.core.cost import ExpertReads
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import positive_size
-from chairlift.folders.tensor_files import (
-    GGUF_WEIGHTS,
-    WEIGHTS,
-    WEIGHTS_INDEX,
-    count_numbers,
-    names_weights,
-    weight_files,
-)
 from chairlift.folders.transformers_config import TransformersConfig
-from chairlift.gguf.tensor_types import numbers_of
 from chairlift.ops.base import Allowed, AttentionBatch, Inputs, KVCache, StateSpans
 from chairlift.ops.contract import Ops
 from chairlift.ops.drawing import best_allowed
 from chairlift.ops.kv_layout import bytes_of_token, has_kernels
 from chairlift.runners.decoder.recorded_steps import GraphRecorder, RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates
-from chairlift.runners.decoder.transformers_attention import NAME, PagedAttention, attention, under_way
-from chairlift.runners.decoder.transformers_gguf import gguf_tensors
+from chairlift.runners.decoder.transformers_attention import PagedAttention, under_way
 from chairlift.runners.decoder.transformers_layers import shorten
+from chairlift.runners.decoder.transformers_loading import load_model, quiet
 from chairlift.runners.decoder.transformers_parts import put_in, set_apart
 from chairlift.runners.decoder.transformers_rotation import give_back, take_over
 from chairlift.runners.decoder.transformers_states import StatefulLayers, probe
@@ -53,8 +41,6 @@ _LENGTHS, _CUTS = (12, 9), ((0, 0), (7, 4), (11, 8))
 _CACHE_NAMES = "cache", "past_key_values", "cache_params"
 # Families whose window transformers puts into masks alone, of which none is made here.
 _WINDOW_IN_MASK = {"phimoe"}
-# Those that read images too, of which transformers has no part for texts by itself.
-_WHOLE = {"mistral3", "qwen3_vl_moe", "lfm2_vl"}
 # The first version whose modules ask for each state by itself.
 _STATES_SINCE = "5.21"
 # By how much logits may differ that should be equal, as a share of the largest.
@@ -87,7 +73,7 @@ class TransformersModel:
     ) -> None:
         self.config, self.ops, self.dtype, self.device, self.cache_dtype = config, ops, dtype, device, cache_dtype
         self._attention = PagedAttention(ops)
-        self._model = _loaded(folder, dtype, device)
+        self._model = load_model(folder, config.packing, dtype, device)
         parameters = inspect.signature(self._model.forward).parameters
         self._takes_rows = "logits_to_keep" in parameters
         self._cache_name = next((each for each in _CACHE_NAMES if each in parameters), _CACHE_NAMES[-1])
@@ -121,7 +107,7 @@ class TransformersModel:
     def make_states(self, rows: int) -> RecurrentStates:
         """Have layers keep their states in so many rows, which a pass says by `Inputs.states`."""
         assert self._stateful is not None
-        with _told(), _quiet():
+        with _told(), quiet():
             states = self._stateful.allocate(rows, self.device, self.ops)
         if "tokens" in self._stateful.ways.values():
             log.warning("its layers go on with a text token by token: chunks and prefix hits are slow")
@@ -139,7 +125,7 @@ class TransformersModel:
     def allocate(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         """Allocate the KV cache, and check what the model computes over it."""
         self._attention.allocate(num_blocks, block_size, self.cache_dtype, self.device)
-        with _told(), _quiet():
+        with _told(), quiet():
             self._check(num_blocks, block_size, max_model_len)
         self._attention.rotation.sure = True
         if self.device.type == "cuda" and self._stateful is None:
@@ -151,7 +137,7 @@ class TransformersModel:
         """Leave decodes to `steps`, if they give the same: as they are, recorded, and done again for other texts."""
         self.recorded, problem = steps, ""
         try:
-            with _quiet():
+            with quiet():
                 same = all(self._same_in_parts(num_blocks, block_size, max_model_len, seed) for seed in range(3))
             if not same:
                 problem = "a recorded step gives something else"
@@ -249,7 +235,7 @@ class TransformersModel:
         text_config = self._model.config.get_text_config(decoder=True)
         if text_config.model_type in _WINDOW_IN_MASK and (window := text_config.sliding_window) is not None:
             self._attention.window = positive_size({"sliding_window": window}, "sliding_window")
-        with _told(), _quiet():
+        with _told(), quiet():
             found_logits, self._stateful = probe(self._model, text_config, self._short_text)
         # What rows may choose has a bit for each token of the vocabulary, and no more.
         if len(found_logits) > (size := self.config.vocab_size):
@@ -346,60 +332,6 @@ class TransformersModel:
         return self.forward(Inputs(ids.to(device), batch, (ends - 1).to(device), states)).float()
 
 
-def _loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """transformers' model, from safetensors alone and without any code of the folder."""
-    # Its annotations do not say what its functions give.
-    transformers: Any = import_module("transformers")
-    transformers.AttentionInterface.register(NAME, attention)
-    safely: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _quiet():
-        try:
-            config = transformers.AutoConfig.from_pretrained(folder, **safely)
-            whole = config.model_type in _WHOLE
-            kind = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
-            with torch.device("meta"):
-                empty = kind.from_config(config, trust_remote_code=False)
-            unpacked = gguf_tensors(folder, dtype)
-            wanted = sum(each.numel() for each in empty.parameters())
-            held = numbers_of(folder / GGUF_WEIGHTS) if unpacked else count_numbers(folder) or 0
-            if wanted > held:
-                # Before memory is taken for what is in no file, and would be made up.
-                raise UnsupportedModel(f"by config.json it has {wanted:,} numbers, and its files hold {held:,}")
-            told: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "output_loading_info": True}
-            if unpacked:
-                model, loading = type(empty).from_pretrained(None, config=config, state_dict=unpacked, **told, **safely)
-            else:
-                with _with_index(folder) as indexed:
-                    model, loading = kind.from_pretrained(indexed, use_safetensors=True, **told, **safely)
-        except UnsupportedModel:
-            raise
-        except Exception as error:
-            raise UnsupportedModel(f"transformers can't load it: {first_line(error)}") from error
-    for unlike in ("missing_keys", "unexpected_keys"):
-        if names := sorted(map(str, loading[unlike])):
-            raise UnsupportedModel(f"{unlike.replace('_keys', '')} tensors: {', '.join(names[:3])}")
-    return model.eval().requires_grad_(False).to(device)
-
-
-@contextlib.contextmanager
-def _with_index(folder: Path) -> Iterator[Path]:
-    """A folder as transformers reads it: where parts of weights have no index, one of links to all, with an index."""
-    if names_weights(folder):
-        yield folder
-        return
-    parts = weight_files(folder)
-    with tempfile.TemporaryDirectory() as made:
-        for path in folder.iterdir():
-            if path.name not in (WEIGHTS, WEIGHTS_INDEX):
-                (Path(made) / path.name).symlink_to(path.absolute())
-        places: dict[str, str] = {}
-        for part in parts:
-            with safe_open(part, framework="pt") as opened:
-                places.update(dict.fromkeys(opened.keys(), part.name))
-        (Path(made) / WEIGHTS_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
-        yield Path(made)
-
-
 def _unknown(problem: str) -> UnsupportedModel:
     """The error of a model that remembers in ways that are not known, which may be for the age of transformers."""
     version: str = import_module("transformers").__version__
@@ -421,17 +353,3 @@ def _told() -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModel(f"transformers fails to compute it: {first_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Neither bars nor warnings, which are for those who train, or of kernels that are not installed."""
-    transformers: Any = import_module("transformers")
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-        transformers.logging.enable_progress_bar()
