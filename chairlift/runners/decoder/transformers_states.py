@@ -189,9 +189,11 @@ class StatefulLayers:
 
 
 def _widely(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def compute(*args: Any, **named: Any) -> Any:
+    def compute(hidden_states: Tensor, **named: Any) -> Any:
+        if hidden_states.dtype != torch.bfloat16 or hidden_states.device.type != "cpu":
+            return forward(hidden_states, **named)
         with WideConvolutions():
-            return forward(*args, **named)
+            return forward(hidden_states, **named)
 
     return compute
 
