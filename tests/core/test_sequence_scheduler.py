@@ -569,7 +569,7 @@ def test_memory_wasted_is_half_a_block_a_sequence(block_size: int) -> None:
     rng = random.Random(block_size)
     w = world(slots=16, block_size=block_size, num_blocks=4096 // block_size, max_model_len=256)
     wasted = []
-    for number in range(600):
+    for number in range(400):
         if number % 3 == 0:
             w.add(make_request(f"r{number}", rng.randrange(1, 120), rng.randrange(1, 120), arrival=float(number)))
         step = w.schedule()
@@ -577,7 +577,7 @@ def test_memory_wasted_is_half_a_block_a_sequence(block_size: int) -> None:
             slots = len(s.block_table) * block_size
             wasted.append(slots - s.num_computed_tokens - step.num_tokens[s.id])
         w.update(w.sample(rng), {})
-    assert len(wasted) > 5000
+    assert len(wasted) > 3000
     assert mean(wasted) <= (block_size - 1) / 2 + 0.5
 
 

@@ -142,7 +142,9 @@ def test_cancel_list_and_validation(server: Server) -> None:
 
 def test_a_second_server_is_refused(server: Server, models_settings: Path) -> None:
     server.openai.files.create(file=b"x", purpose="batch")
-    again = [sys.executable, "-P", "-m", "chairlift.cli", "serve", str(models_settings), "--port", "0"]
+    # Of other models, which start sooner: the folder is what counts.
+    again = [sys.executable, "-P", "-m", "chairlift.cli", "serve", f"{WORKER_MODELS}:Doubles", "--port", "0"]
+    again += ["--data-dir", str(models_settings.parent / "data")]
     second = subprocess.run(
         again, capture_output=True, text=True, timeout=60, cwd=models_settings.parents[1], check=False
     )

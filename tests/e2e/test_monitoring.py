@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.collector import Collector, attributes
 from support.serve_process import Server, language_model
+from support.stub_runner import without_torch
 from support.trace_events import check_trace, slices
 
 from chairlift.cli import main
@@ -19,8 +20,10 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 def test_the_collector_and_the_timeline_have_a_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, out = language_model(tmp_path / "tiny"), tmp_path / "timeline.json"
-    flags = ("--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01")
-    with Collector() as collector, Server(str(model), *flags, "--otlp-endpoint", collector.url) as server:
+    with (
+        Collector() as collector,
+        Server(str(model), "--otlp-endpoint", collector.url, environ=without_torch()) as server,
+    ):
         server.wait_ready()
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, "ignore_eos": True}
         headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}

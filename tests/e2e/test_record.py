@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.serve_process import Server, language_model
+from support.stub_runner import without_torch
 
 from chairlift.cli import main
 from chairlift.commands.terminal import ChatEndpoint
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.processes
 
 def test_what_a_server_recorded_can_be_sent_to_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, trace = language_model(tmp_path / "tiny"), tmp_path / "trace.jsonl"
-    flags = ("--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", "--record", str(trace))
-    with Server(str(model), *flags) as server:
+    flags = ("--record", str(trace))
+    with Server(str(model), *flags, environ=without_torch()) as server:
         server.wait_ready()
         for count in (3, 5, 4):
             assert server.complete(max_tokens=count, ignore_eos=True).status_code == 200
@@ -35,7 +36,7 @@ def test_what_a_server_recorded_can_be_sent_to_it_again(tmp_path: Path, capsys: 
     assert trace.stat().st_mode & 0o777 == 0o600
     assert "hello" not in trace.read_text()
     again, results = tmp_path / "again.jsonl", tmp_path / "results.json"
-    with Server(str(model), *flags[:-1], str(again)) as server:
+    with Server(str(model), *flags[:-1], str(again), environ=without_torch()) as server:
         server.wait_ready()
         replayed = ["bench", "serve", server.url, str(trace), "--vocab", "200", "--out", str(results)]
         assert main(replayed) == 0
@@ -63,7 +64,7 @@ def test_a_recording_that_finds_the_disk_full_says_so(
 
 def test_a_server_that_runs_can_be_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, trace = language_model(tmp_path / "tiny"), tmp_path / "trace.jsonl"
-    with Server(str(model), "--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01") as server:
+    with Server(str(model), environ=without_torch()) as server:
         server.wait_ready()
         command = [sys.executable, "-m", "chairlift.cli", "record", server.url, str(trace)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:

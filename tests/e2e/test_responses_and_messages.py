@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 from support.dialect_samples import TOOLS, template
 from support.serve_process import Server
+from support.stub_runner import without_torch
 
 from chairlift.demo import demo_path
 
@@ -133,9 +134,9 @@ def test_answers_follow_a_schema(demo_server: Server, claude: anthropic.Anthropi
 
 @pytest.mark.processes
 def test_a_server_that_leaves_cancels_what_is_in_the_background() -> None:
-    with Server("--drain-timeout-s", "600", "--heartbeat-timeout-s", "100") as server:
+    with Server("--drain-timeout-s", "600", "--heartbeat-timeout-s", "100", environ=without_torch()) as server:
         server.wait_ready()
-        long: Any = {"n": 32, "max_tokens": 400, "ignore_eos": True}
+        long: Any = {"n": 4, "max_tokens": 400, "ignore_eos": True}
         live = server.openai.completions.create(model="demo", prompt="a", stream=True, extra_body=long)
         next(live)
         worker = server.worker()

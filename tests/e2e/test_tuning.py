@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.serve_process import Server, language_model
+from support.stub_runner import without_torch
 
 pytestmark = pytest.mark.processes
 
@@ -18,9 +19,8 @@ def rounds_of(server: Server) -> float:
 
 
 def test_a_server_that_tunes_itself_tells_what_it_saw_and_what_that_cost(tmp_path: Path) -> None:
-    flags = ("--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", "--auto")
     often = ("--tune-every-s", "0.5", "--tune-cpu-share", "1", "--strategy", "dynamic", "--max-wait-ms", "200")
-    with Server(str(language_model(tmp_path / "tiny")), *flags, *often) as server:
+    with Server(str(language_model(tmp_path / "tiny")), "--auto", *often, environ=without_torch()) as server:
         server.wait_ready()
         for _ in range(24):
             assert server.complete(max_tokens=4, ignore_eos=True).status_code == 200

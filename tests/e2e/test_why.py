@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.key_files import bearer, key_of, write_keys
 from support.serve_process import Server, language_model
+from support.stub_runner import without_torch
 
 pytestmark = pytest.mark.processes
 LONG = {"prompt": "hello world", "max_tokens": 80, "ignore_eos": True, "temperature": 0}
@@ -26,8 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "root": {"rights": ["admin"]},
     }
     keys = write_keys(folder / "keys.toml", **people)
-    small = ("--num-threads", "1", "--dtype", "float32", "--kv-cache-gb", "0.01", "--max-num-seqs", "1")
-    with Server(str(language_model(folder / "tiny")), *small, "--api-keys", str(keys), key=key_of("alice")) as it:
+    model, flags = language_model(folder / "tiny"), ("--max-num-seqs", "1", "--api-keys", str(keys))
+    with Server(str(model), *flags, key=key_of("alice"), environ=without_torch()) as it:
         it.wait_ready()
         yield it
 

@@ -645,7 +645,10 @@ asyncio.run(main())
 @pytest.mark.processes
 @pytest.mark.parametrize("state", ["loading", "ready"])
 def test_no_worker_of_a_language_model_outlives_its_front(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if state == "ready":
+        spare_workers_torch(monkeypatch)
+    else:
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
     command = [sys.executable, "-c", FRONT, str(model_folder()), state]
     front = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert front.stdout is not None

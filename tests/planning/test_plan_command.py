@@ -193,9 +193,12 @@ def test_what_can_not_be_saved_after_all_is_told(
     assert f"--profile {folder / 'profile.json'} can't be written: No such file" in capsys.readouterr().err
 
 
-def test_a_picture(trace: Path, profile: Path, tmp_path: Path) -> None:
+def test_a_picture_of_the_mode_that_nobody_says(
+    trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     assert plan("--trace", trace, "--profile", profile, "--plot", tmp_path / "plan.png") == 0
+    assert "mode balanced" in capsys.readouterr().out
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -418,7 +421,7 @@ def test_a_plan_for_models_that_answer_in_one_call(
 
 def test_a_trace_of_items(items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = [
-        TraceRequest(arrival=0.01 * n, input_length=1, items=2, model="m", background=n % 3 == 0) for n in range(60)
+        TraceRequest(arrival=0.01 * n, input_length=1, items=2, model="m", background=n % 3 == 0) for n in range(30)
     ]
     write_trace(tmp_path / "t", requests)
     assert plan_items("--profile", items, "--trace", tmp_path / "t", "--mode", "low-latency") == 0

@@ -15,7 +15,7 @@ from support.native_isa import needs_native
 from chairlift.ops.native import LIBRARY
 from chairlift.runners.decoder.runner import DecoderRunner
 
-NUM_OUTPUT = 64
+NUM_OUTPUT = 40
 FEW, FEWER = 20, 12
 # What a step's cut, the cache and preemption do is of the parts that families are made of, and there are few of those:
 # the reference operations meet the other families behind the marker `slow`.
@@ -188,8 +188,11 @@ def test_logits_over_an_int8_cache_are_near(variant: str, ops: str) -> None:
 @pytest.mark.parametrize(("variant", "ops"), FAMILIES_AND_OPS)
 def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, ops: str) -> None:
     harness = Harness(rounding_runner(variant, ops))
-    alone = {request.id: harness.generate([request], FEWER)[request.id] for request in requests()}
-    assert harness.generate(requests(), FEWER, chunk=7) == alone
+    wanted = harness.generate(requests(), FEWER)
+    for request in requests():
+        if request.id in ("1", "17", "300"):
+            assert harness.generate([request], FEWER)[request.id] == wanted[request.id]
+    assert harness.generate(requests(), FEWER, chunk=7) == wanted
 
     harness.add(make_request("first", prompts()["300"]))
     harness.step()
@@ -198,7 +201,7 @@ def test_an_int8_cache_survives_chunks_prefix_hits_and_preemption(variant: str, 
     harness.add(make_request("17", prompts()["17"]))
     harness.step()
     harness.preempt("17")
-    assert harness.finish(["300", "17"], FEWER) == {name: alone[name] for name in ("300", "17")}
+    assert harness.finish(["300", "17"], FEWER) == {name: wanted[name] for name in ("300", "17")}
 
 
 @pytest.mark.parametrize("ops", OPS)

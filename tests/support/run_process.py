@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from support.job_harness import batch_line
@@ -16,9 +18,9 @@ MODELS = "worker_models"
 
 
 class RunProcess:
-    """A running `chairlift run`, in a process group of its own."""
+    """A running `chairlift run`, in a process group of its own; `environ` has more variables for it."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] = MappingProxyType({})) -> None:
         here = Path(__file__).parent
         path = os.pathsep.join([str(here.parents[1]), str(here), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
@@ -27,7 +29,7 @@ class RunProcess:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=folder,
-            env=environment(PYTHONPATH=path),
+            env=environment(PYTHONPATH=path) | environ,
             start_new_session=True,
             preexec_fn=end_with_tests,
         )

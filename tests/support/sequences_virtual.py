@@ -136,6 +136,10 @@ class VirtualRunner:
     def warm_up(self) -> None:
         pass
 
+    def _end_of(self, request: Request) -> int:
+        """With how many tokens it ends by a stop token; 0 if it does not."""
+        return len(request.prompt_ids) + int(request.id.rpartition("-")[2]) if request.stop_ids else 0
+
     def execute(self, step: Step) -> StepResult:
         for name in step.released:
             self._computed.pop(name, None)
@@ -144,8 +148,7 @@ class VirtualRunner:
             request = start.request
             self._computed[request.id] = start.num_computed_tokens
             self._known[request.id] = len(start.token_ids)
-            length = request.id.rpartition("-")[2]
-            self._ends_at[request.id] = len(request.prompt_ids) + int(length) if request.stop_ids else 0
+            self._ends_at[request.id] = self._end_of(request)
         tokens = read = pairs = 0
         made = {}
         for name, given in step.num_tokens.items():

@@ -1,8 +1,10 @@
-"""Run by Python itself as a worker process begins whose path has this folder: see `support.stub_runner`."""
+"""Run by Python itself as a process begins whose path has this folder: see `support.stub_runner`."""
 
 import os
+import sys
 
-import support.stub_runner
+if "chairlift.engine.sequences.worker" in sys.orig_argv:
+    import support.stub_runner
 
-support.stub_runner.take_the_decoders_place()
-exec(os.environ.get("SABOTAGE", ""))
+    support.stub_runner.take_the_decoders_place()
+    exec(os.environ.get("SABOTAGE", ""))
