@@ -15,7 +15,7 @@ from support.native_isa import needs_native
 from chairlift.ops.native import LIBRARY
 from chairlift.runners.decoder.runner import DecoderRunner
 
-NUM_OUTPUT = 40
+NUM_OUTPUT = 64
 FEW, FEWER = 20, 12
 # What a step's cut, the cache and preemption do is of the parts that families are made of, and there are few of those:
 # the reference operations meet the other families behind the marker `slow`.

@@ -37,7 +37,7 @@ from chairlift.runners.decoder import runner, transformers_parts
 from chairlift.runners.decoder.config import DecoderConfig, read_any_config
 from chairlift.runners.decoder.runner import DecoderRunner
 
-NUM_OUTPUT = 40
+NUM_OUTPUT = 64
 FEW = 20
 THOROUGH = ["gpt2", "opt", "starcoder2", "cohere2", "phimoe", "minimax_m2", "deepseek_v3", "gemma4_text"]
 
