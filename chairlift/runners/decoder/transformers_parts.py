@@ -3,6 +3,7 @@
 A module's kind is guessed by its parts, and then tried: it is replaced if it gives the same numbers.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -269,7 +270,8 @@ def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
     gate, up, down = (getattr(module, name) for name in known)
     if (gate.bias is None) != (up.bias is None) or gate.weight.shape != up.weight.shape:
         return None
-    plain = {_plainly(gate, up, down, activation): activation for activation in sorted(set(ACTIVATIONS.values()))}
+    halves = functools.lru_cache(maxsize=1)(lambda x: (gate(x), up(x)))
+    plain = {_plainly(halves, down, activation): activation for activation in sorted(set(ACTIVATIONS.values()))}
     found = _nearest(module, plain, gate.in_features, gate.weight)
     if found is None:
         return None
@@ -279,9 +281,11 @@ def _mlp_like(module: Any, ops: Ops) -> _Mlp | None:
     return _Mlp(DenseMlp(gate_up, ops.linear(down.weight.detach(), own_bias)))
 
 
-def _plainly(gate: Any, up: Any, down: Any, activation: Activation) -> Callable[[Tensor], Tensor]:
+def _plainly(
+    halves: Callable[[Tensor], tuple[Tensor, Tensor]], down: Any, activation: Activation
+) -> Callable[[Tensor], Tensor]:
     def compute(x: Tensor) -> Tensor:
-        found: Tensor = down(gated(gate(x), up(x), activation))
+        found: Tensor = down(gated(*halves(x), activation))
         return found
 
     return compute
@@ -295,10 +299,11 @@ def _nearest(module: Any, others: Iterable[_Computes], width: int, like: Tensor)
     """Which of others makes most nearly the same of some random rows, if one does. What fails is of no such kind."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_ROWS, width, generator=generator).to(like.device, like.dtype)
-    nearest, least = None, math.inf
+    nearest, least, theirs = None, math.inf, None
     for other in others:
         try:
-            theirs, ours = module(x), other(x)
+            theirs = module(x) if theirs is None else theirs
+            ours = other(x)
         except Exception:  # of any kind, as it is anybody's code
             continue
         if not isinstance(theirs, Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
