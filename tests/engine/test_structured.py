@@ -401,6 +401,10 @@ def test_a_panic_while_a_token_is_tried_ends_one_sequence(
 
     monkeypatch.setattr(CompiledGrammar, "begin", noted)
     monkeypatch.setattr("chairlift.runners.grammars.grammar_rows._FEW", 0)
+    # Tokens are tried where what is allowed is left to a pass, however long one of them took.
+    for name, value in (("_LONG_HERE", 60.0), ("_HERE", 1e6), ("_IN_PASS", 1e6)):
+        monkeypatch.setattr(f"chairlift.runners.grammars.grammar_rows.{name}", value)
+    monkeypatch.setattr("chairlift.runners.grammars.grammar._LIGHT", 60.0)
     samples = ask(quantized, PROMPTS[:3], temperature=temperature)
     assert [sample.finish_reason for sample in samples] == ["stop", "invalid", "stop"]
     assert "index out of bounds" in str(samples[1].stop_reason)
