@@ -10,6 +10,11 @@ from chairlift.errors import UnsupportedModel
 Layout = Literal["gptq", "awq", "fp8", "compressed"]
 # Of compressed-tensors, the formats whose tensors say by themselves what is in them.
 _COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+# What a packed projection may have beside its numbers, which says how these are unpacked, or how inputs were rounded.
+UNPACKED_BY = (
+    *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx"),
+    *("weight_shape", "input_scale", "input_zero_point", "activation_scale"),
+)
 # Two names of one type.
 _E4M3 = ("e4m3", "float8_e4m3fn")
 

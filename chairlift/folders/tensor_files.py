@@ -12,17 +12,13 @@ from msgspec import Meta
 
 from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.model_json import MAX_JSON_BYTES, inside, optional_object, read_object, values_checked
-from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
+from chairlift.folders.quantization_config import UNPACKED_BY, QuantizationConfig, parse_quantization
 
 # The name of a GGUF file in a folder that was made for it (chairlift/gguf/side_folder.py).
 GGUF_WEIGHTS = "model.gguf"
 # Names of tensors of words of 32 bits: GPTQ's, AWQ's, compressed-tensors'.
 _WORDS = (".qweight", ".weight_packed")
-# Of tensors that only say how such words, or numbers of 8 bits, are unpacked.
-_HOW = (
-    *(".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx"),
-    *(".weight_shape", ".input_scale", ".input_zero_point", ".activation_scale"),
-)
+_HOW = tuple(f".{part}" for part in UNPACKED_BY)
 _METADATA = "__metadata__"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = "pytorch_model*.bin"

@@ -22,15 +22,12 @@ import torch
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.quantization_config import QuantizationConfig
+from chairlift.folders.quantization_config import UNPACKED_BY, QuantizationConfig
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD = 32
 # All that a packed projection may have beside its bias.
-_PARTS = (
-    *("qweight", "qzeros", "scales", "g_idx", "weight", "weight_packed", "weight_scale", "weight_scale_inv"),
-    *("weight_shape", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point", "activation_scale"),
-)
+_PARTS = ("qweight", "weight", "weight_packed", *UNPACKED_BY)
 # [out, in].
 MatrixShape = tuple[int, int]
 # [experts, out, in].
