@@ -4,6 +4,7 @@ Everything else about the package is in pyproject.toml.
 """
 
 import contextlib
+import os
 import platform
 import runpy
 import sys
@@ -61,12 +62,39 @@ PROBES = {
     "avx512bf16": "vdpbf16ps %zmm0, %zmm0, %zmm0",
     "amx": "tdpbusd %tmm0, %tmm1, %tmm2",
 }
+# What Linux says of a processor that has each.
+CPU_FLAGS = {
+    "avx2": {"avx2", "fma"},
+    "avxvnni": {"avx_vnni"},
+    "avx512": {"avx512bw", "avx512dq", "avx512vl"},
+    "avx512vnni": {"avx512_vnni"},
+    "avx512bf16": {"avx512_bf16"},
+    "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+}
 # Beside the kernels, and for any processor.
 OTHERS = ("dispatch", "pauses", "page_supply", "ggml_blocks")
 _AFTER_ALL = (
     "the compiler itself works, so see above what it says: where it was killed there is too little memory "
     "(before the command, `taskset -c 0` compiles one file at a time). CC=false CXX=false installs without kernels"
 )
+
+
+def runs_here(isa: str, told: str = "/proc/cpuinfo") -> bool:
+    """Whether this processor has an instruction set; so it is taken to have where the system does not say."""
+    try:
+        lines = Path(told).read_text().splitlines()
+    except OSError:
+        return True
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), None)
+    return flags is None or CPU_FLAGS.get(isa, set()) <= {*flags}
+
+
+def optimizes_here_only() -> bool:
+    """Whether kernels that this processor can't run are compiled the fast way, which makes slow ones: for tests."""
+    wanted = os.environ.get("CHAIRLIFT_OPTIMIZE", "all")
+    if wanted not in ("all", "here"):
+        raise SystemExit(f"CHAIRLIFT_OPTIMIZE={wanted!r} is neither 'all' nor 'here'")
+    return wanted == "here"
 
 
 class BuildProgress:
@@ -175,7 +203,8 @@ class BuildKernels(build_ext):
 
     def compile_kernels(self, isa: str) -> list[str]:
         """Object files of the kernels for one instruction set."""
-        return self.compile("kernels.cpp", isa, [*FLAGS, *INSTRUCTION_SETS[isa]], [("ISA", isa)])
+        unoptimized = ["-O0"] if optimizes_here_only() and not runs_here(isa) else []
+        return self.compile("kernels.cpp", isa, [*FLAGS, *INSTRUCTION_SETS[isa], *unoptimized], [("ISA", isa)])
 
     def compile(self, source: str, folder: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
         """Object files of native/`source`, built in a folder of their own."""

@@ -7,9 +7,9 @@ same traffic at shares of the rates that the plans promise. A setting's goodput 
 inside the target at any of these rates: the first token in time, and 95% of its own gaps. What a plan promises is told
 too: that 95% of the requests keep the one, and as many the other.
 Settings that at the lowest rate reach less than half of the best plan's goodput are spared the others. What is best of
-so many noisy runs is best by luck too, so the plans and the best few are measured again in more rounds, in turn, and
-only these decide. At the end the simulator meets the same requests with each of the settings: how many pairs of them it
-puts in the order in which they really are.
+so many noisy runs is best by luck too, so the plans and the best few are measured again in more rounds, in turn, longer
+if asked, and only these decide. At the end the simulator meets the same requests with each of the settings: how many
+pairs of them it puts in the order in which they really are.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def sweep(
         bar.total = len(jobs) + args.rounds * len(final)
         for number in range(1, args.rounds + 1):
             for job in final if number % 2 else final[::-1]:
-                found = goodputs(args, job, trace, rates, None, args.seconds, number + 1)
+                found = goodputs(args, job, trace, rates, None, args.again_seconds or args.seconds, number + 1)
                 _add(recording, traffic, job, "again", number, found)
                 bar.update()
     for job in tqdm(jobs, desc=f"{traffic}, simulated"):
@@ -329,7 +329,9 @@ def markdown(results: Results) -> str:
     again = [run for run in results["runs"] if run["stage"] == "again"]
     count = len({run["settings"] for run in results["runs"]})
     lines = [f"{caption(results)}; {_targets(results['settings'])}:", "\n".join(said)]
-    lines += [f"Those of {count} settings that were measured again:", table(again, NAMES, COLUMNS)] if again else []
+    longer = results["settings"].get("again_seconds")
+    head = f"Those of {count} settings that were measured again{f', {longer:g} s at each rate' if longer else ''}:"
+    lines += [head, table(again, NAMES, COLUMNS)] if again else []
     return "\n\n".join(lines)
 
 
@@ -371,7 +373,8 @@ def _at_the_promised(results: Results, traffic: str, plan: dict[str, Any], plans
     settings, target = results["settings"], plan["target"]
     rates = merged(share * each["rate"] for each in plans for share in settings.get("shares", UNSAVED_SHARES))
     place = min(range(len(rates)), key=lambda index: abs(rates[index] / plan["rate"] - 1))
-    offered = max(round(rates[place] * settings["seconds"]), 2) / settings["seconds"]
+    seconds = settings.get("again_seconds") or settings["seconds"]
+    offered = max(round(rates[place] * seconds), 2) / seconds
     own = [
         run
         for run in results["runs"]
@@ -424,6 +427,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", nargs=2, type=float, default=astuple(slo), metavar=("TTFT_MS", "ITL_MS"))
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the rates that the plans promise")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long requests come at each rate")
+    parser.add_argument("--again-seconds", type=float, help="of those that are measured again (default: the same)")
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--best", type=int, default=3, help="how many of the grid are measured again, for each target")
     parser.add_argument("--rounds", type=int, default=3, help="of those that are measured again; 0: none are")
