@@ -75,6 +75,12 @@ def _note_python(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_note_python)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist, where it is there, take files in the order that they are put in here."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_finish() -> None:
     """Look for garbage among what tests make alone."""
     gc.enable()
@@ -82,11 +88,32 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use a shared server, whoever of them comes first and starts it."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that use a shared server, whoever of them comes first and starts it, and put files in order."""
     for item in items:
         if SHARED.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
+    if hasattr(config, "workerinput"):
+        items[:] = _in_turns(items)
+
+
+def _in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Have files that wait for other processes take turns with those that compute: two that wait leave a core idle.
+
+    Those with many tests come first, and at the end small ones that compute, so that nobody waits for the last.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    kinds: dict[bool, list[list[pytest.Item]]] = {True: [], False: []}
+    for tests in sorted(files.values(), key=len, reverse=True):
+        kinds[any(test.get_closest_marker("processes") for test in tests)].append(tests)
+    turns = [
+        (place / len(kind) * (0.9 if waits else 1.0), tests)
+        for waits, kind in kinds.items()
+        for place, tests in enumerate(kind)
+    ]
+    return [test for _, tests in sorted(turns, key=lambda turn: turn[0]) for test in tests]
 
 
 @pytest.hookimpl(wrapper=True)
