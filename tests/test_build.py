@@ -111,6 +111,44 @@ def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
     assert "compiled future" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("wanted", "unoptimized"), [("here", {"avx512", "avx512vnni", "amx"}), ("all", set())])
+def test_kernels_that_do_not_run_here_can_be_compiled_sooner(
+    wanted: str,
+    unoptimized: set[str],
+    build: dict[str, Any],
+    builder: Builds,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor : 0\nflags : fpu fma avx2 avx_vnni\n")
+    runs_here = build["runs_here"]
+    monkeypatch.setitem(runs_here.__globals__, "runs_here", lambda isa: runs_here(isa, str(told)))
+    sets = {isa: [f"-m{isa}"] for isa in ("baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx")}
+    monkeypatch.setitem(runs_here.__globals__, "INSTRUCTION_SETS", sets)
+    monkeypatch.setenv("CHAIRLIFT_OPTIMIZE", wanted)
+    command, compiler = builder()
+    flags: dict[str, Sequence[str]] = {}
+    compile_one = compiler.compile
+
+    def compile_and_note(*args: Any, extra_postargs: Sequence[str] = ()) -> list[str]:
+        (made,) = compile_one(*args, extra_postargs=extra_postargs)
+        flags[made] = extra_postargs
+        return [made]
+
+    monkeypatch.setattr(compiler, "compile", compile_and_note)
+    command.build_extension(EXTENSION)
+    assert {isa for isa in sets if "-O0" in flags[isa]} == unoptimized
+    assert runs_here("amx", str(tmp_path / "none")), "where the system does not say, it may run"
+
+
+def test_another_choice_of_what_is_optimized_is_refused(builder: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_OPTIMIZE", "native")
+    command, _ = builder()
+    with pytest.raises(SystemExit, match="CHAIRLIFT_OPTIMIZE='native' is neither 'all' nor 'here'"):
+        command.build_extension(EXTENSION)
+
+
 @pytest.mark.parametrize("fails", ["baseline", "dispatch", "link"])
 def test_a_compiler_that_works_and_then_fails_leaves_no_package_without_kernels(
     fails: str, builder: Builds, capsys: pytest.CaptureFixture[str]
