@@ -1,5 +1,5 @@
 """Whether `chairlift plan` names the best settings: python benchmarks/plan_sweep.py MODEL_DIR --out FILE
-[--traffics NAME ...] [--brisk TTFT_MS ITL_MS] [--patient TTFT_MS ITL_MS] [--shares SHARE ...]
+[--traffics NAME ...] [--brisk TTFT_MS ITL_MS] [--patient TTFT_MS ITL_MS] [--shares SHARE ...] [--only SETTINGS ...]
 
 For each traffic and target `chairlift plan` is run as anybody runs it, and timed; the first of them measures the model,
 and saves that for the others. Then a server with each of the `grid`'s settings, and one with each plan's, meets the
@@ -144,7 +144,7 @@ def sweep(
     """Measure the plans and the whole grid once, then the plans and the best again."""
     own = [Job(plan_name(target), tuple(as_flags(plan["settings"]))) for target, plan in plans.items()]
     rates = merged(share * plan["rate"] for plan in plans.values() for share in args.shares)
-    jobs = [*own, *spread(grid(args.model), args.most)]
+    jobs = [*own, *(named(grid(args.model), args.only) if args.only else spread(grid(args.model), args.most))]
     reached: dict[str, dict[str, float]] = {}
     least = dict.fromkeys(TARGETS, 0.0)
     with tqdm(total=len(jobs) + args.rounds * (len(own) + args.best * len(TARGETS)), desc=traffic) as bar:
@@ -222,6 +222,14 @@ def grid(model: str) -> list[Job]:
     configs.append(with_strategy(base, "none", 1))
     flags = [tuple(as_flags(changed(config))) for config in configs]
     return [Job(" ".join(each).replace("--", "") or "defaults", each) for each in dict.fromkeys(flags)]
+
+
+def named(jobs: list[Job], names: Sequence[str]) -> list[Job]:
+    """Those of them that are called so."""
+    known = {job.name: job for job in jobs}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no settings of the grid are called {unknown[0]!r}; there are: {'; '.join(known)}")
+    return [known[name] for name in names]
 
 
 def spread(jobs: list[Job], most: int | None) -> list[Job]:
@@ -431,6 +439,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain", type=float, default=5.0)
     parser.add_argument("--best", type=int, default=3, help="how many of the grid are measured again, for each target")
     parser.add_argument("--rounds", type=int, default=3, help="of those that are measured again; 0: none are")
+    parser.add_argument("--only", nargs="+", metavar="SETTINGS", help="of the grid, as a table calls them")
     parser.add_argument("--most", type=int, help="settings of the grid, spread evenly (default: all)")
     parser.add_argument("--trace-seconds", type=float, default=200.0, help="of made-up traffic that a plan sees")
     parser.add_argument("--measure-seconds", type=float, default=40.0)

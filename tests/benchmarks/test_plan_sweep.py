@@ -1,6 +1,7 @@
 """What benchmarks/plan_sweep.py tries, and what it makes of what it measured."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def test_a_few_settings_are_of_all_strategies_too() -> None:
     assert plan_sweep.spread(jobs, None) == plan_sweep.spread(jobs, 100) == jobs
 
 
+def test_settings_are_found_by_their_names() -> None:
+    jobs = plan_sweep.grid("model")
+    assert plan_sweep.named(jobs, [jobs[7].name, jobs[2].name]) == [jobs[7], jobs[2]]
+    with pytest.raises(SystemExit, match="no settings of the grid are called 'slots 3'; there are: max-num-seqs 4 "):
+        plan_sweep.named(jobs, ["slots 3"])
+
+
 def test_rates_that_are_near_are_one() -> None:
     assert plan_sweep.merged([5.0, 4.0, 4.1, 5.6, 5.2]) == [4.0, 5.0, 5.6]
 
@@ -63,6 +71,14 @@ def test_only_later_rounds_decide() -> None:
         f"- chat, {target}: planned 4.00/s, 0.80 of the best (lucky)",
         "- a plan took 31 to 60 s, from a measured profile",
     ]
+
+
+def test_how_long_those_were_measured_that_decide_is_said() -> None:
+    saved = Path(plan_sweep.__file__).parent / "results" / "plan-sweep-long-prompts-served.json"
+    results = json.loads(saved.read_text())
+    assert "measured again:" in plan_sweep.markdown(results)
+    results["settings"]["again_seconds"] = 60.0
+    assert "measured again, 60 s at each rate:" in plan_sweep.markdown(results)
 
 
 def test_pairs_that_differ_by_more_than_noise_have_an_order() -> None:
