@@ -203,8 +203,11 @@ class BuildKernels(build_ext):
 
     def compile_kernels(self, isa: str) -> list[str]:
         """Object files of the kernels for one instruction set."""
-        unoptimized = ["-O0"] if optimizes_here_only() and not runs_here(isa) else []
-        return self.compile("kernels.cpp", isa, [*FLAGS, *INSTRUCTION_SETS[isa], *unoptimized], [("ISA", isa)])
+        flags = [*FLAGS, *INSTRUCTION_SETS[isa]]
+        if optimizes_here_only() and not runs_here(isa):
+            # Without weak symbols no other set gets a template of this one, which nothing is inlined in.
+            flags += ["-O0", "-fno-weak"]
+        return self.compile("kernels.cpp", isa, flags, [("ISA", isa)])
 
     def compile(self, source: str, folder: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
         """Object files of native/`source`, built in a folder of their own."""
