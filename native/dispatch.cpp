@@ -186,6 +186,10 @@ EXPORT Status chairlift_decode(const Decoder *decoder, const Pass *pass, void *h
     return status_of([&] { chosen->kernels->decode(*decoder, *pass, hidden); });
 }
 
+EXPORT Status chairlift_add_mlp(const Decoder *decoder, const void *added, void *residual, int64_t rows) {
+    return status_of([&] { chosen->kernels->add_mlp(*decoder, added, residual, rows); });
+}
+
 EXPORT Status chairlift_encode(const Encoder *encoder, const Texts *texts, float *out) {
     return status_of([&] { chosen->kernels->encode(*encoder, *texts, out); });
 }

@@ -398,6 +398,18 @@ template <typename T> class Forward {
         for (int64_t row = range.begin; row < range.end; row++)
             norm_row(residual + row * hidden_size, decoder.norm, out + row * hidden_size, hidden_size, decoder.eps);
     }
+
+    // Of the first layer only what its MLP does with rows, after `added` was added to them.
+    void run_mlp(const T *added, T *residual) {
+        const DecoderLayer &layer = *decoder.layers;
+        const Tiles tiles(pass.num_tokens, team);
+        const Range range = team.share(pass.num_tokens);
+        for (int64_t row = range.begin; row < range.end; row++)
+            add_row(added + row * hidden_size, residual + row * hidden_size, hidden_size);
+        team.wait();
+        widen_rows(layer, tiles, residual);
+        add(workspace.gated, tiles, layer.down, layer.mlp_post_norm, residual);
+    }
 };
 
 } // namespace

@@ -96,6 +96,13 @@ void any_decode(const Decoder &decoder, const Pass &pass, void *hidden) {
     });
 }
 
+void any_add_mlp(const Decoder &decoder, const void *added, void *residual, int64_t rows) {
+    with_type(decoder.dtype, [&](auto *type) {
+        using T = decltype(type);
+        add_mlp(decoder, T(added), T(residual), rows);
+    });
+}
+
 void any_encode(const Encoder &encoder, const Texts &texts, float *out) {
     with_type(encoder.dtype, [&](auto *type) { encode<std::remove_pointer_t<decltype(type)>>(encoder, texts, out); });
 }
@@ -131,7 +138,7 @@ template <typename... Each> struct FormatTable<FormatList<Each...>> {
 
 namespace ISA {
 extern const Kernels kernels = {any_rms_norm, any_gate,     any_rope_and_write, any_attention, any_pack, any_linear,
-                                any_best,     any_embed,    any_decode,         any_encode,    draw,         highest,
-                                exclude,      any_conv,     any_delta,          any_mamba2,
+                                any_best,     any_embed,    any_decode,         any_add_mlp,   any_encode,   draw,
+                                highest,      exclude,      any_conv,           any_delta,     any_mamba2,
                                 FormatTable<Formats>::all,  Formats::COUNT};
 }

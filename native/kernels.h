@@ -261,6 +261,7 @@ struct Kernels {
                  int64_t most, int64_t *index, float *value, int32_t dtype);
     void (*embed)(const int64_t *ids, int64_t rows, const Weight &head, void *out, int32_t dtype);
     void (*decode)(const Decoder &decoder, const Pass &pass, void *hidden);
+    void (*add_mlp)(const Decoder &decoder, const void *added, void *residual, int64_t rows);
     void (*encode)(const Encoder &encoder, const Texts &texts, float *out);
     void (*draw)(const float *logits, int64_t rows, int64_t vocab, const Draws &draws, int64_t *ids);
     void (*highest)(const float *logits, int64_t rows, int64_t vocab, int64_t *ids, float *values);

@@ -55,6 +55,14 @@ template <typename T> void embed(const int64_t *ids, int64_t rows, const Weight 
     for (int64_t row = 0; row < rows; row++) unpack(head, ids[row], out + row * head.in_features);
 }
 
+// Whether so many tokens are worth waking the other threads for.
+inline bool pays(const Decoder &decoder, int64_t tokens) {
+    const DecoderLayer &first = *decoder.layers;
+    const Weight &gate_up = first.experts ? *first.experts->gate_up : first.gate_up;
+    const int64_t rows = tokens * (first.experts ? first.experts->chosen : 1);
+    return rows * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS;
+}
+
 template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *hidden) {
     static thread_local Arena arena;
     static thread_local Plans plans;
@@ -69,11 +77,22 @@ template <typename T> void decode(const Decoder &decoder, const Pass &pass, T *h
     const std::vector<const Plan *> &of_layers = plans.of_layers;
     Routes &of_all = routes;
     const LatentRows &by_heads = latent_rows;
-    const DecoderLayer &first = *decoder.layers;
-    const Weight &gate_up = first.experts ? *first.experts->gate_up : first.gate_up;
-    const int64_t rows = pass.num_tokens * (first.experts ? first.experts->chosen : 1);
-    with_team(rows * gate_up.out_features * gate_up.in_features >= PARALLEL_PRODUCTS, [&](Team &team) {
+    with_team(pays(decoder, pass.num_tokens), [&](Team &team) {
         Forward<T>(decoder, pass, workspace, of_layers, of_all, by_heads, team).run(hidden);
+    });
+}
+
+// Adds `added` [rows, hidden size] to the residual, and then what the MLP of the decoder's only layer makes of that.
+template <typename T> void add_mlp(const Decoder &decoder, const T *added, T *residual, int64_t rows) {
+    static thread_local Arena arena;
+    Pass pass{};
+    pass.num_tokens = rows;
+    const Workspace<T> workspace(arena, decoder, pass, omp_get_max_threads());
+    const std::vector<const Plan *> no_plans;
+    const LatentRows no_latents{};
+    Routes no_routes;
+    with_team(pays(decoder, rows), [&](Team &team) {
+        Forward<T>(decoder, pass, workspace, no_plans, no_routes, no_latents, team).run_mlp(added, residual);
     });
 }
 

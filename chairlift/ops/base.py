@@ -241,6 +241,8 @@ class DecoderWeights:
 
 
 Forward = Callable[[Inputs], Tensor]
+# added, residual [T, H]: adds the one to the other, and then what an MLP makes of that, normalized.
+AddMlp = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(slots=True, frozen=True)

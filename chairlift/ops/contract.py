@@ -8,6 +8,7 @@ from torch import Tensor
 
 from chairlift.ops.activation import Activation
 from chairlift.ops.base import (
+    AddMlp,
     Allowed,
     AttentionBatch,
     DecoderWeights,
@@ -17,6 +18,7 @@ from chairlift.ops.base import (
     HeadShape,
     KVCache,
     Linear,
+    Mlp,
     Quantization,
     StateSpans,
 )
@@ -99,6 +101,10 @@ class Ops(Protocol):
 
         `caches` and `rotations` are those of each layer.
         """
+        ...
+
+    def fuse_mlp(self, norm: Tensor, eps: float, mlp: Mlp) -> AddMlp | None:
+        """Return an MLP with its norm [H] and both additions at once; None if there is no such thing."""
         ...
 
     def recurrence(self) -> "Recurrence | None":

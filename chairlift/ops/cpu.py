@@ -17,6 +17,7 @@ from chairlift.errors import ConfigError
 from chairlift.ops import native
 from chairlift.ops.activation import Activation, activate
 from chairlift.ops.base import (
+    AddMlp,
     Allowed,
     AttentionBatch,
     DecoderWeights,
@@ -26,6 +27,7 @@ from chairlift.ops.base import (
     HeadShape,
     KVCache,
     Linear,
+    Mlp,
     Quantization,
 )
 from chairlift.ops.drawing import best_allowed
@@ -33,6 +35,7 @@ from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
 from chairlift.ops.formats import FORMATS, WeightFormat
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
+from chairlift.ops.fused_mlp import FusedMlp
 from chairlift.ops.huge_pages import zeros
 from chairlift.ops.kv_layout import has_kernels, padded_dim
 from chairlift.ops.native import DTYPES, load_library, product_path
@@ -180,6 +183,10 @@ class CpuOps:
     ) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
         return FusedDecoder(self._library, weights, caches, rotations) if can_fuse(weights) else None
+
+    def fuse_mlp(self, norm: Tensor, eps: float, mlp: Mlp) -> AddMlp | None:
+        """Return an MLP with its norm and both additions in one native call, if it has native products."""
+        return FusedMlp.of(self._library, norm, eps, mlp)
 
     def encoder(self, weights: EncoderWeights) -> EncoderForward:
         """Return an encoder's pass: one native call where the native products take its weights."""

@@ -329,6 +329,7 @@ _SIGNATURES = {
     "chairlift_best": [POINTER, INT64, POINTER, POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_embed": [POINTER, INT64, POINTER, POINTER, INT32],
     "chairlift_decode": [POINTER, POINTER, POINTER],
+    "chairlift_add_mlp": [POINTER, POINTER, POINTER, INT64],
     "chairlift_encode": [POINTER, POINTER, POINTER],
     "chairlift_draw": [POINTER, INT64, INT64, POINTER, POINTER],
     "chairlift_highest": [POINTER, INT64, INT64, POINTER, POINTER],

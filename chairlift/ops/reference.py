@@ -20,6 +20,7 @@ from chairlift.ops.base import (
     HeadShape,
     KVCache,
     Linear,
+    Mlp,
     Quantization,
 )
 from chairlift.ops.drawing import best_allowed, draw_tokens, exclude_tokens
@@ -135,6 +136,9 @@ class ReferenceOps:
 
     def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]) -> None:
         """There is nothing faster than one operation after the other."""
+
+    def fuse_mlp(self, norm: Tensor, eps: float, mlp: Mlp) -> None:
+        """Nor here."""
 
     def encoder(self, weights: EncoderWeights) -> PlainEncoder:
         """Return an encoder's forward pass."""

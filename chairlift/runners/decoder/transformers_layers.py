@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from chairlift.ops.contract import Ops
 from chairlift.runners.decoder.rebound import called_by
 from chairlift.runners.decoder.transformers_attention import Angles, HeadNorms, PagedAttention
-from chairlift.runners.decoder.transformers_parts import RmsNorm, by_rows, joined
+from chairlift.runners.decoder.transformers_parts import RmsNorm, by_rows, dense_of, joined
 
 # What families call the norms and the MLP of such a layer.
 _PARTS = (
@@ -127,12 +127,16 @@ def _as_module(mixer: Any, attends: bool) -> _Mix:
 
 
 def _forward(layer: _Layer, mix: _Mix, ops: Ops) -> Callable[..., Tensor]:
-    before, between, mlp = layer.before, layer.between, by_rows(layer.mlp)
+    before, between, mlp, dense = layer.before, layer.between, by_rows(layer.mlp), dense_of(layer.mlp)
+    add_mlp = None if dense is None else ops.fuse_mlp(between.scale, between.eps, dense)
 
     def forward(hidden_states: Tensor, *, position_embeddings: Angles | None = None, **others: Any) -> Tensor:
         """[1, T, H] -> [1, T, H]."""
         rows = hidden_states[0].contiguous()
-        residual = mix(ops.rms_norm(rows, before.scale, before.eps), position_embeddings, others)
+        residual = mix(ops.rms_norm(rows, before.scale, before.eps), position_embeddings, others).contiguous()
+        if add_mlp is not None:
+            add_mlp(rows, residual)
+            return residual[None]
         normed = ops.add_rms_norm(rows, residual, between.scale, between.eps)
         return mlp(normed).add_(residual)[None]
 

@@ -226,6 +226,11 @@ def by_rows(module: Any) -> Callable[[Tensor], Tensor]:
     return compute
 
 
+def dense_of(module: Any) -> DenseMlp | None:
+    """What computes a module of ours that is a gated MLP; None of another."""
+    return module.mlp if isinstance(module, _Mlp) else None
+
+
 def joined(modules: Sequence[Any]) -> Callable[[Tensor], Sequence[Tensor]] | None:
     """What projections make of rows [T, in], [T, out] of each, if they are computed together, in this order."""
     parts = [module for module in modules if isinstance(module, ProjectionPart)]
