@@ -73,6 +73,8 @@ class ResultFile:
     def _write(self, fd: int, block: bytes) -> None:
         view = memoryview(block)
         while view:
+            # At the end, whatever the offset, where the system appends so: of a file that was cut meanwhile the rest is
+            # then too short, where it would have a hole.
             written = os.pwrite(fd, view, self._length)
             self._length += written
             view = view[written:]
@@ -98,7 +100,8 @@ class ResultFile:
         # What was there when the run began is gone by now: a file that nothing is committed to is somebody else's.
         new = 0 if self.committed else os.O_EXCL
         try:
-            fd = self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | new, self._mode)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | new
+            fd = self._fd = os.open(self.path, flags, self._mode)
             os.ftruncate(fd, self.committed)
             sync_folder(self.path.parent)
         except OSError as error:

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import sqlite3
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.config.run import Order
-from chairlift.errors import JobError, StorageFull
+from chairlift.errors import JobError, StorageFull, StorageLost
 from chairlift.jobs.line_order import arrange
 from chairlift.jobs.progress import Progress
 from chairlift.jobs.result_file import ResultFile
@@ -310,3 +311,22 @@ def test_the_log_of_the_store_stays_short(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "state").stat().st_size > 4096
     store.close()
     assert Store(tmp_path / "state").checkpoint("j").number == 199
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere offsets count, and a hole is not noticed")
+def test_a_file_that_is_cut_between_two_writes_of_one_append_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, write = ResultFile(tmp_path / "results.jsonl", 0), os.pwrite
+    sizes: list[int] = []
+
+    def cut_before_the_second(fd: int, raw: memoryview, offset: int) -> int:
+        if sizes:
+            os.truncate(results.path, 10)
+        sizes.append(write(fd, raw, offset))
+        return sizes[-1]
+
+    monkeypatch.setattr("chairlift.jobs.result_file.os.pwrite", cut_before_the_second)
+    with pytest.raises(StorageLost, match="was written to by another program"):
+        results.append([b"a result\n"] * 300)
+    assert len(sizes) == 2
