@@ -80,7 +80,7 @@ _AFTER_ALL = (
 
 
 def runs_here(isa: str, told: str = "/proc/cpuinfo") -> bool:
-    """Whether this processor has an instruction set; so it is taken to have where the system does not say."""
+    """Whether this processor has an instruction set; true where the system does not say what it has."""
     try:
         lines = Path(told).read_text().splitlines()
     except OSError:

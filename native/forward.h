@@ -400,7 +400,7 @@ template <typename T> class Forward {
     }
 
     // Of the first layer only what its MLP does with rows, after `added` was added to them.
-    void run_mlp(const T *added, T *residual) {
+    void add_mlp(const T *added, T *residual) {
         const DecoderLayer &layer = *decoder.layers;
         const Tiles tiles(pass.num_tokens, team);
         const Range range = team.share(pass.num_tokens);

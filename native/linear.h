@@ -92,7 +92,7 @@ template <typename T> void add_mlp(const Decoder &decoder, const T *added, T *re
     const LatentRows no_latents{};
     Routes no_routes;
     with_team(pays(decoder, rows), [&](Team &team) {
-        Forward<T>(decoder, pass, workspace, no_plans, no_routes, no_latents, team).run_mlp(added, residual);
+        Forward<T>(decoder, pass, workspace, no_plans, no_routes, no_latents, team).add_mlp(added, residual);
     });
 }
 

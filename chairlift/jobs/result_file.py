@@ -73,8 +73,8 @@ class ResultFile:
     def _write(self, fd: int, block: bytes) -> None:
         view = memoryview(block)
         while view:
-            # At the end, whatever the offset, where the system appends so: of a file that was cut meanwhile the rest is
-            # then too short, where it would have a hole.
+            # Linux appends, whatever the offset. So a file that was cut meanwhile is too short, which `check` sees.
+            # Written at the offset it would be as long as expected, with a hole.
             written = os.pwrite(fd, view, self._length)
             self._length += written
             view = view[written:]

@@ -19,7 +19,7 @@ from support.attention_steps import (
     random,
     run_steps,
 )
-from support.native_isa import ISAS, kernels_of, needs_native
+from support.native_isa import ISAS, kernels_of, needs_native, torch_threads
 
 from chairlift.errors import ConfigError
 from chairlift.ops import cpu, cuda, key_groups, reference, select
@@ -38,10 +38,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other on a busy machine would take most of the time of these small cases."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(params=DTYPES, ids=["float32", "bfloat16"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.native_isa import ISAS, kernels_of, needs_native, runs_here
+from support.native_isa import ISAS, kernels_of, needs_native, runs_here, torch_threads
 from torch import Tensor
 
 from chairlift.ops import native
@@ -38,10 +38,8 @@ KINDS: list[Kind] = [
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 @pytest.fixture(params=ISAS)

@@ -8,6 +8,7 @@ from support.decoder_harness import Harness, all_logits, make_runner, prompts, r
 from support.foreign_factory import FOREIGN, foreign_folder, foreign_reference, greedy
 from support.model_factory import model_folder, reference_model
 
+from chairlift.ops.fused_mlp import FusedMlp
 from chairlift.runners.decoder import transformers_mixers, transformers_states
 from chairlift.runners.decoder.runner import DecoderRunner
 from chairlift.runners.decoder.transformers_rotation import give_back
@@ -24,6 +25,10 @@ def layers_of(runner: DecoderRunner) -> list[Any]:
 
 def with_states(name: str, **settings: Any) -> DecoderRunner:
     return make_runner(foreign_folder(FOREIGN[name][0], name), ops="native", **settings)
+
+
+def with_lfm2(**settings: Any) -> DecoderRunner:
+    return with_states("lfm2", **settings)
 
 
 def num_short_mixers(runner: DecoderRunner) -> int:
@@ -64,6 +69,14 @@ def test_they_are_so_in_fewer_bits_too(settings: dict[str, str]) -> None:
     assert num_short(own) == 0
     for logits, wanted in zip(*(all_logits(each, list(prompts().values())) for each in (runner, own)), strict=True):
         assert torch.cosine_similarity(logits.float(), wanted.float(), dim=-1).min() > 0.999
+
+
+@pytest.mark.parametrize("make", [lambda **how: through_transformers("llama", ops="native", **how), with_lfm2])
+def test_an_mlp_its_norm_and_both_additions_are_one_call(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, calls, call = make(quantization="int8"), [], FusedMlp.__call__
+    monkeypatch.setattr(FusedMlp, "__call__", lambda *given: (calls.append(given[0]), call(*given)))
+    all_logits(runner, [[1, 2, 3]])
+    assert len(set(calls)) == num_short(runner) == len(layers_of(runner)) > 0
 
 
 @pytest.mark.parametrize(

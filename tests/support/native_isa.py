@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 from support.device import DEVICE
 
 from chairlift.errors import ConfigError
@@ -31,6 +32,17 @@ def kernels_of(isa: str) -> Iterator[None]:
     finally:
         # The choice holds for the whole process until the next one.
         load_library()
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def runs_here(isa: str) -> bool:
