@@ -36,15 +36,15 @@ bool may_use_tiles() {
 }
 #endif
 
-// Of all sets of kernels, the fastest first: the one that is wanted, or the first that runs here; null if there is none.
-const Choice *best_choice(const char *wanted) {
+// All sets of kernels, the fastest first.
+std::vector<Choice> find_choices() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #endif
-    static const Choice choices[] = {
+    return {
 #if defined(HAVE_AMX)
         {"amx", &amx::kernels,
          has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
@@ -68,10 +68,28 @@ const Choice *best_choice(const char *wanted) {
 #endif
         {"baseline", &baseline::kernels, true},
     };
-    for (const Choice &choice : choices)
+}
+
+const std::vector<Choice> &all_choices() {
+    static const std::vector<Choice> choices = find_choices();
+    return choices;
+}
+
+// The set of kernels that is wanted, or the fastest that runs here; null if there is none.
+const Choice *best_choice(const char *wanted) {
+    for (const Choice &choice : all_choices())
         if (choice.runs_here && (!wanted || !std::strcmp(wanted, choice.name))) return &choice;
     return nullptr;
 }
+
+// What multiplies weights of a format: the chosen kernels or, if they do not, the next that run here and do.
+const Kernels &kernels_for(int32_t format) {
+    for (const Choice *choice = chosen; choice <= &all_choices().back(); choice++)
+        if (choice->runs_here && choice->kernels->formats[format].path) return *choice->kernels;
+    return *chosen->kernels;
+}
+
+const Kernels &kernels_of(const Weight &weight) { return kernels_for(weight.format); }
 
 // The least seconds of a bfloat16 product of `ROWS` rows, of a few turns.
 double seconds_of_product(const Kernels &kernels) {
@@ -158,40 +176,39 @@ EXPORT Status chairlift_attention(const void *q, void *out, const void *k_cache,
     return status_of([&] { chosen->kernels->attention(q, out, k_cache, v_cache, batch, *heads, sinks, dtype); });
 }
 
-// What the selected kernels know of a format; null if there is none of this id.
+// What is known of a format by the kernels that multiply it; null if there is none of this id.
 EXPORT const FormatInfo *chairlift_format(int32_t format) {
-    const Kernels &kernels = *chosen->kernels;
-    return format >= 0 && format < kernels.num_formats ? kernels.formats + format : nullptr;
+    return format >= 0 && format < chosen->kernels->num_formats ? kernels_for(format).formats + format : nullptr;
 }
 
 EXPORT Status chairlift_pack(const void *weight, const void *bias, const Weight *packed, int32_t dtype) {
-    return status_of([&] { chosen->kernels->pack(weight, bias, *packed, dtype); });
+    return status_of([&] { kernels_of(*packed).pack(weight, bias, *packed, dtype); });
 }
 
 EXPORT Status chairlift_linear(const void *x, int64_t rows, const Weight *weight, void *out, int32_t floats,
                                int32_t dtype) {
-    return status_of([&] { chosen->kernels->linear(x, rows, *weight, out, floats, dtype); });
+    return status_of([&] { kernels_of(*weight).linear(x, rows, *weight, out, floats, dtype); });
 }
 
 EXPORT Status chairlift_best(const void *x, int64_t rows, const Weight *weight, const uint32_t *const *allowed,
                              int64_t most, int64_t *index, float *value, int32_t dtype) {
-    return status_of([&] { chosen->kernels->best(x, rows, *weight, allowed, most, index, value, dtype); });
+    return status_of([&] { kernels_of(*weight).best(x, rows, *weight, allowed, most, index, value, dtype); });
 }
 
 EXPORT Status chairlift_embed(const int64_t *ids, int64_t rows, const Weight *head, void *out, int32_t dtype) {
-    return status_of([&] { chosen->kernels->embed(ids, rows, *head, out, dtype); });
+    return status_of([&] { kernels_of(*head).embed(ids, rows, *head, out, dtype); });
 }
 
 EXPORT Status chairlift_decode(const Decoder *decoder, const Pass *pass, void *hidden) {
-    return status_of([&] { chosen->kernels->decode(*decoder, *pass, hidden); });
+    return status_of([&] { kernels_of(decoder->layers->out).decode(*decoder, *pass, hidden); });
 }
 
 EXPORT Status chairlift_add_mlp(const Decoder *decoder, const void *added, void *residual, int64_t rows) {
-    return status_of([&] { chosen->kernels->add_mlp(*decoder, added, residual, rows); });
+    return status_of([&] { kernels_of(decoder->layers->down).add_mlp(*decoder, added, residual, rows); });
 }
 
 EXPORT Status chairlift_encode(const Encoder *encoder, const Texts *texts, float *out) {
-    return status_of([&] { chosen->kernels->encode(*encoder, *texts, out); });
+    return status_of([&] { kernels_of(encoder->layers->out).encode(*encoder, *texts, out); });
 }
 
 EXPORT Status chairlift_draw(const float *logits, int64_t rows, int64_t vocab, const Draws *draws, int64_t *ids) {

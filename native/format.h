@@ -33,22 +33,32 @@ template <int Bits, int Inputs> struct Panels {
     }
 };
 
-// Weights and rows as they are.
-struct Bf16Format : Panels<16, 2> {
-    using Multiplied = Bf16Format;
-    static constexpr FormatId ID = FormatId::BFLOAT16;
-    static constexpr const char *NAME = "bfloat16";
+// Weights and rows as they are, which are numbers of this type.
+template <typename Number> struct PlainFormat : Panels<8 * sizeof(Number), 4 / sizeof(Number)> {
+    using Own = Panels<8 * sizeof(Number), 4 / sizeof(Number)>;
     static constexpr bool SCALED = false, COMPENSATED = false;
 
     template <typename T> static void pack(const T *row, const Weight &weight, int64_t panel, int64_t i) {
-        bf16 *to = at<bf16>(weight, panel, i);
-        for (int64_t k = 0; k < weight.in_features; k++) to[offset(k)] = narrow<bf16>(widen(row[k]));
+        Number *to = Own::template at<Number>(weight, panel, i);
+        for (int64_t k = 0; k < weight.in_features; k++) to[Own::offset(k)] = narrow<Number>(widen(row[k]));
     }
 
     template <typename T> static void unpack(const Weight &weight, int64_t panel, int64_t i, T *out) {
-        const bf16 *from = at<bf16>(weight, panel, i);
-        for (int64_t k = 0; k < weight.in_features; k++) out[k] = narrow<T>(widen(from[offset(k)]));
+        const Number *from = Own::template at<Number>(weight, panel, i);
+        for (int64_t k = 0; k < weight.in_features; k++) out[k] = narrow<T>(widen(from[Own::offset(k)]));
     }
+};
+
+struct Bf16Format : PlainFormat<bf16> {
+    using Multiplied = Bf16Format;
+    static constexpr FormatId ID = FormatId::BFLOAT16;
+    static constexpr const char *NAME = "bfloat16";
+};
+
+struct Float32Format : PlainFormat<float> {
+    using Multiplied = Float32Format;
+    static constexpr FormatId ID = FormatId::FLOAT32;
+    static constexpr const char *NAME = "float32";
 };
 
 // Weights as integers from -127 to 127, rows as unsigned bytes.
@@ -161,7 +171,7 @@ template <typename... Each> struct FormatList {
         (void)((id == int32_t(Each::ID) && (f(Each{}), true)) || ...);
     }
 };
-using Formats = FormatList<Bf16Format, Int8Format, Int4Format>;
+using Formats = FormatList<Bf16Format, Int8Format, Int4Format, Float32Format>;
 
 // Whether rows of T are multiplied in a format: as they are where they have its size, and else rounded.
 template <typename Format, typename T>

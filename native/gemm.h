@@ -1,4 +1,5 @@
-// Products with weights that are packed once: x * weight^T, summed in float32 (bfloat16) or exactly in int32 (int8).
+// Products with weights that are packed once: x * weight^T, summed in float32 (of float32 and bfloat16) or exactly in
+// int32 (int8 and int4).
 //
 // The weight [out_features, in_features] is packed in panels of 32 outputs, and a panel in steps, each holding every
 // output's weights for as many inputs as lie in 4 bytes of a row: two of bfloat16 or four bytes, which is what one
@@ -231,22 +232,32 @@ template <> inline constexpr bool HAS_PARTS<Int4Format> = true;
 // Each part is widened once for all tiles, if that makes up for what it takes.
 template <typename Format> struct WidenedParts {
     using Number = typename Widening<Format>::Number;
-    static constexpr bool PREFETCHES_PARTS = false;
-    static constexpr int64_t TILES_AT_ONCE = 24;
-    alignas(64) Number widened[WIDENED_STEPS * 2 * PANEL];
+    static constexpr bool WIDENS = Widening<Format>::NUMBERS > 1, PREFETCHES_PARTS = false;
+    static constexpr int64_t TILES_AT_ONCE = 24, MOST = PART_STEPS<Format>;
+    alignas(64) Number widened[WIDENS ? MOST * Widening<Format>::NUMBERS * PANEL : 1];
 
-    static bool pay(int64_t tiles, int64_t) { return tiles >= (LANES == 16 ? 8 : 2); }
-    static int64_t steps(int64_t) { return WIDENED_STEPS; }
+    static bool pay(int64_t tiles, int64_t) { return tiles >= (LANES == 16 && WIDENS ? 8 : 2); }
+    static int64_t steps(int64_t) { return MOST; }
 
     const char *take(const char *weights, int64_t steps) {
-        widen_part<Format>(weights, steps, widened);
-        return reinterpret_cast<const char *>(widened);
+        if constexpr (WIDENS) {
+            widen_part<Format>(weights, steps, widened);
+            return reinterpret_cast<const char *>(widened);
+        }
+        return weights;
     }
     static void multiply(const Rows &x, int64_t first, int64_t rows, int64_t from, const Panel &part, Number *sums) {
-        const char *row = x.data + first * x.row_bytes + from * rows * 8;
-        with_rows(rows, [&](auto count) { MicroKernel<Format>::template run_part<count>(row, part, sums, from > 0); });
+        const char *row = x.data + first * x.row_bytes;
+        with_rows(rows, [&](auto count) {
+            using Kernel = MicroKernel<Format>;
+            Kernel::template run_part<count>(row + from * Kernel::template row_step<count>(), part, sums, from > 0);
+        });
     }
 };
+#if defined(HAVE_FLOAT32_PRODUCTS)
+template <> struct Parts<Float32Format> : WidenedParts<Float32Format> {};
+template <> inline constexpr bool HAS_PARTS<Float32Format> = true;
+#endif
 #if !defined(__AVX512BF16__)
 template <> struct Parts<Bf16Format> : WidenedParts<Bf16Format> {};
 template <> inline constexpr bool HAS_PARTS<Bf16Format> = true;

@@ -140,6 +140,15 @@ template <> struct MicroKernel<Int8Format> {
 
 #endif // AMX
 
+#if defined(HAVE_FLOAT32_PRODUCTS)
+template <> struct MicroKernel<Float32Format> : WidenedMicroKernel<Float32Format> {};
+#else
+template <> struct MicroKernel<Float32Format> {
+    using Sum = float;
+    static constexpr const char *PATH = nullptr;
+};
+#endif
+
 #if defined(HAVE_INT4_PRODUCTS)
 template <> struct MicroKernel<Int4Format> : Int4MicroKernel {};
 #else

@@ -1,6 +1,7 @@
 // Products of weights that are widened in registers, for processors that multiply their format not at all or more slowly:
 // bfloat16 to float32, by a shift and a mask, whose products are exact, so that only sums round; bytes to 16 bits, whose
 // products are summed exactly. What widening takes is shared by all rows of a tile, and rows are widened once for all panels.
+// And those of float32, which are as wide as they are multiplied.
 #pragma once
 #include "blocks.h"
 #include "format.h"
@@ -8,20 +9,35 @@
 
 namespace {
 
-// How a format is widened, for those that are. A step has one word of each row and each output; `lower` and `upper` make a
-// vector of each half of some outputs' words, `widen` the same of a row's word, and `Number` is what products are summed in.
+// How a format is widened. A step has one word of each row and each output, and a word so many NUMBERS; `number` makes a
+// vector of one of each of some outputs' words, `widen` the same of a row's word, and `Number` is what products are summed
+// in.
 template <typename Format> struct Widening;
 
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 template <> struct Widening<Bf16Format> {
     using Number = float;
     using Vector = vfloat;
+    static constexpr int NUMBERS = 2;
 
-    static Vector lower(vuint words) { return (vfloat)(words << 16); }
-    static Vector upper(vuint words) { return (vfloat)(words & 0xffff0000u); }
+    static Vector number(vuint words, int which) { return (vfloat)(which ? words & 0xffff0000u : words << 16); }
     static Vector add(Vector sum, Vector weights, Number input) { return sum + weights * input; }
     static Vector start(const Panel &, int) { return Vector{}; }
     static void widen(uint32_t word, uint32_t *to) { to[0] = word << 16, to[1] = word & 0xffff0000u; }
+};
+#endif
+
+// Sets of kernels with more instructions for other formats leave this one to the set below them: see dispatch.cpp.
+#if defined(__AVX2__) && !defined(__AVX512BF16__) && !defined(__AVXVNNI__)
+#define HAVE_FLOAT32_PRODUCTS
+template <> struct Widening<Float32Format> {
+    using Number = float;
+    using Vector = vfloat;
+    static constexpr int NUMBERS = 1;
+
+    static Vector number(vuint words, int) { return (vfloat)words; }
+    static Vector add(Vector sum, Vector weights, Number input) { return sum + weights * input; }
+    static Vector start(const Panel &, int) { return Vector{}; }
 };
 #endif
 
@@ -31,9 +47,9 @@ template <> struct Widening<Bf16Format> {
 template <> struct Widening<Int8Format> {
     using Number = int32_t;
     using Vector = vint;
+    static constexpr int NUMBERS = 2;
 
-    static Vector lower(vuint words) { return (vint)(((vshort)words << 8) >> 8); }
-    static Vector upper(vuint words) { return (vint)((vshort)words >> 8); }
+    static Vector number(vuint words, int which) { return (vint)((which ? (vshort)words : (vshort)words << 8) >> 8); }
     static Vector add(Vector sum, Vector weights, Number input) {
         sum += pair_products(weights, vint{} + input);
         settle(sum);
@@ -46,31 +62,32 @@ template <> struct Widening<Int8Format> {
 
 // So many steps are summed by themselves, which keeps float sums small and so more exact. Widened they leave room in the
 // nearest cache for what a tile needs of its rows.
-constexpr int64_t WIDENED_STEPS = 64;
+template <typename Format> constexpr int64_t PART_STEPS = 128 / Widening<Format>::NUMBERS;
 
-// A part of a panel, widened: of each step the lower half of every output's weights, then the upper.
+// A part of a panel, widened: of each step the first number of every output's weights, then the second.
 template <typename Format> void widen_part(const char *weights, int64_t steps, typename Widening<Format>::Number *out) {
-    for (int64_t step = 0; step < steps; step++, weights += Format::STEP_BYTES, out += 2 * PANEL)
-        for (int o = 0; o < PANEL; o += LANES) {
-            vuint words;
-            std::memcpy(&words, weights + 4 * o, sizeof words);
-            const auto lower = Widening<Format>::lower(words), upper = Widening<Format>::upper(words);
-            std::memcpy(out + o, &lower, sizeof lower), std::memcpy(out + PANEL + o, &upper, sizeof upper);
-        }
+    for (int64_t step = 0; step < steps; step++, weights += Format::STEP_BYTES)
+        for (int which = 0; which < Widening<Format>::NUMBERS; which++, out += PANEL)
+            for (int o = 0; o < PANEL; o += LANES) {
+                vuint words;
+                std::memcpy(&words, weights + 4 * o, sizeof words);
+                store(out + o, Widening<Format>::number(words, which));
+            }
 }
 
-// Half of the weights of some outputs in a step, of weights as they are packed or widened before.
+// One of the numbers of some outputs in a step, of weights as they are packed or widened before.
 template <typename Format, bool WIDENED>
-inline typename Widening<Format>::Vector step_weights(const char *weights, int64_t step, int half, int output) {
-    using Number = typename Widening<Format>::Number;
-    if constexpr (WIDENED) return load(reinterpret_cast<const Number *>(weights) + (2 * step + half) * PANEL + output);
+inline typename Widening<Format>::Vector step_weights(const char *weights, int64_t step, int which, int output) {
+    using How = Widening<Format>;
+    if constexpr (WIDENED)
+        return load(reinterpret_cast<const typename How::Number *>(weights) + (How::NUMBERS * step + which) * PANEL + output);
     vuint words;
     std::memcpy(&words, weights + step * Format::STEP_BYTES + 4 * output, sizeof words);
-    return half ? Widening<Format>::upper(words) : Widening<Format>::lower(words);
+    return How::number(words, which);
 }
 
 // Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of a panel from output number OUTPUT on: begins the
-// sums with the products of a part's steps, or adds those. x holds both halves of a step for each row, then the next
+// sums with the products of a part's steps, or adds those. x holds the numbers of a step for each row, then the next
 // step's.
 template <typename Format, bool WIDENED, int ROWS, int FIRST, int COUNT, int OUTPUT, int VECTORS>
 inline __attribute__((always_inline)) void add_widened(const typename Widening<Format>::Number *x, const Panel &part,
@@ -79,7 +96,7 @@ inline __attribute__((always_inline)) void add_widened(const typename Widening<F
     typename How::Vector sum[COUNT][VECTORS] = {};
     const bool streams = part.prefetch_stride == Format::STEP_BYTES;
     for (int64_t step = 0; step < part.steps; step++) {
-        const auto *inputs = x + step * 2 * ROWS + 2 * FIRST;
+        const auto *inputs = x + How::NUMBERS * (step * ROWS + FIRST);
         if (streams) {
             for (int i = 0; i < VECTORS * LANES; i += 16)
                 __builtin_prefetch(part.prefetch_from + step * Format::STEP_BYTES + 4 * (OUTPUT + i));
@@ -87,17 +104,18 @@ inline __attribute__((always_inline)) void add_widened(const typename Widening<F
             __builtin_prefetch(part.prefetch_from + step * part.prefetch_stride, 0, 2);
         }
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
+        for (int which = 0; which < How::NUMBERS; which++) {
             typename How::Vector weights[VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++)
-                weights[v] = step_weights<Format, WIDENED>(part.weights, step, half, OUTPUT + v * LANES);
+                weights[v] = step_weights<Format, WIDENED>(part.weights, step, which, OUTPUT + v * LANES);
 #pragma GCC unroll 12
             for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; v++) sum[r][v] = How::add(sum[r][v], weights[v], inputs[2 * r + half]);
+                for (int v = 0; v < VECTORS; v++)
+                    sum[r][v] = How::add(sum[r][v], weights[v], inputs[How::NUMBERS * r + which]);
             // Words are read again, since sixteen registers do not hold them meanwhile.
-            if (LANES == 8) asm volatile("" ::: "memory");
+            if (LANES == 8 && How::NUMBERS > 1) asm volatile("" ::: "memory");
         }
     }
 #pragma GCC unroll 12
@@ -127,25 +145,30 @@ inline void widened_part(const typename Widening<Format>::Number *x, const Panel
 
 // The micro-kernel of such a format.
 template <typename Format> struct WidenedMicroKernel {
+    static constexpr int NUMBERS = Widening<Format>::NUMBERS;
     using Sum = typename Widening<Format>::Number;
     static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
-    static constexpr bool TAKES_OTHER_ROWS = true;
+    static constexpr bool TAKES_OTHER_ROWS = NUMBERS > 1;
 
     // Words of a row of so many, widened.
-    static int64_t row_words(int64_t inputs) { return 2 * Format::steps(inputs); }
+    static int64_t row_words(int64_t inputs) { return NUMBERS * Format::steps(inputs); }
 
     // Widens the rows of a tile.
     static void take_rows(const uint32_t *from, int64_t rows, int64_t inputs, uint32_t *to) {
-        for (int64_t i = 0; i < rows * Format::steps(inputs); i++) Widening<Format>::widen(from[i], to + 2 * i);
+        for (int64_t i = 0; i < rows * Format::steps(inputs); i++) Widening<Format>::widen(from[i], to + NUMBERS * i);
     }
 
     template <int ROWS> static NOINLINE void run(const char *x, const Panel &panel, Sum *sums) {
-        for (int64_t from = 0; from < panel.steps; from += WIDENED_STEPS) {
+        constexpr int64_t MOST = PART_STEPS<Format>;
+        for (int64_t from = 0; from < panel.steps; from += MOST, x += MOST * row_step<ROWS>()) {
             Panel part = panel;
             part.weights += from * Format::STEP_BYTES;
             part.prefetch_from += from * panel.prefetch_stride;
-            part.steps = panel.steps - from < WIDENED_STEPS ? panel.steps - from : WIDENED_STEPS;
-            widened_part<Format, false, ROWS>(numbers(x) + from * 2 * ROWS, part, from > 0, sums);
+            part.steps = panel.steps - from < MOST ? panel.steps - from : MOST;
+            if constexpr (NUMBERS == 1)
+                run_part<ROWS>(x, part, sums, from > 0);
+            else
+                widened_part<Format, false, ROWS>(numbers(x), part, from > 0, sums);
         }
     }
 
@@ -153,6 +176,9 @@ template <typename Format> struct WidenedMicroKernel {
     template <int ROWS> static NOINLINE void run_part(const char *x, const Panel &part, Sum *sums, bool adds) {
         widened_part<Format, true, ROWS>(numbers(x), part, adds, sums);
     }
+
+    // Bytes of a step of so many rows.
+    template <int ROWS> static constexpr int64_t row_step() { return 4 * NUMBERS * ROWS; }
 
   private:
     static const Sum *numbers(const char *x) { return reinterpret_cast<const Sum *>(x); }

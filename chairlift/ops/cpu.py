@@ -154,8 +154,8 @@ class CpuOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Return x [T, in] -> [T, out] for weight [out, in] and bias [out].
 
-        The weight is copied: packed for our own products where the processor has them (bfloat16 from AVX2 on, int8
-        and int4), else for oneDNN.
+        The weight is copied: packed for our own products where the processor has them (float32 and bfloat16 from AVX2
+        on, int8 and int4), else for oneDNN.
         """
         packed = self._pack(weight, bias)
         if packed is not None:

@@ -15,7 +15,7 @@ class WeightFormat:
     """How a weight [out, in] lies packed, in panels of `PANEL` outputs.
 
     bits: of one weight. block: inputs and bytes of what a panel is a whole number of. rows: what the activations are
-    rounded to, bfloat16 or bytes with a zero point. scaled: each output has a float32 scale, and each row of bytes too.
+    rounded to, floats or bytes with a zero point. scaled: each output has a float32 scale, and each row of bytes too.
     compensated: each output has an int32, its zero-point compensation: what its sums start from.
     """
 
@@ -47,5 +47,6 @@ _FORMATS = (
     WeightFormat("int8", 1, bits=8, block=(4, 128), rows=torch.uint8, scaled=True, compensated=True),
     # Besides its 4 bits a weight has a 32nd part of two bytes: see native/int4.h.
     WeightFormat("int4", 2, bits=4, block=(64, 1152), rows=torch.uint8, scaled=True, compensated=True),
+    WeightFormat("float32", 3, bits=32, block=(1, 128), rows=torch.float32, scaled=False, compensated=False),
 )
 FORMATS = {each.name: each for each in _FORMATS}

@@ -1,4 +1,4 @@
-"""Products with packed weights, bfloat16, int8 and int4, against the reference, on every set of native kernels.
+"""Products with packed weights of every format, against the reference, on every set of native kernels.
 
 How int8 rounds a number halfway between two steps is open: a fused multiply-add sees more digits of x * (127 / highest)
 than the rounded product that torch makes, and in bfloat16 such numbers are not rare. So what the kernels rounded to is
@@ -29,6 +29,7 @@ ROWS = [1, 2, 4, 7, 10, 11, 12, 13, 24, 25, 48, 97, 200]
 Kind = tuple[torch.dtype, Quantization]
 KINDS: list[Kind] = [
     (torch.bfloat16, "none"),
+    (torch.float32, "none"),
     (torch.bfloat16, "int8"),
     (torch.float32, "int8"),
     (torch.bfloat16, "int4"),
@@ -48,10 +49,16 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=KINDS, ids=["bfloat16", "int8-bfloat16", "int8-float32", "int4-bfloat16", "int4-float32"])
+def name_of(kind: Kind) -> str:
+    dtype, quantization = str(kind[0]).removeprefix("torch."), kind[1]
+    return dtype if quantization == "none" else f"{quantization}-{dtype}"
+
+
+@pytest.fixture(params=KINDS, ids=name_of)
 def kind(request: pytest.FixtureRequest, isa: str) -> Kind:
-    if request.param[1] == "none" and product_path(load_library()[0], FORMATS["bfloat16"]) is None:
-        pytest.skip(f"{isa} leaves bfloat16 products to oneDNN")
+    own = FORMATS.get(name_of(request.param))
+    if own is not None and product_path(load_library()[0], own) is None:
+        pytest.skip(f"{isa} leaves {own.name} products to oneDNN")
     return request.param
 
 
@@ -64,8 +71,8 @@ def make(
 ) -> tuple[PackedWeight, Tensor, Tensor | None]:
     """A packed weight, and the weight and the bias that are in it."""
     dtype, quantization = kind
-    if quantization == "none":
-        ins += ins % 2  # the native bfloat16 products take pairs of inputs; others go to oneDNN
+    if kind == (torch.bfloat16, "none"):
+        ins += ins % 2  # the native products take pairs of inputs; others go to oneDNN
     weight = random(outs, ins, dtype=dtype)
     offset = random(outs, dtype=dtype, seed=1) if bias else None
     ops = CpuOps(dtype, quantization)
@@ -393,7 +400,7 @@ def test_nothing_to_do_is_no_error(kind: Kind) -> None:
 def test_a_weight_takes_as_many_bits_as_its_format_says(kind: Kind) -> None:
     packed, weight, _ = make(kind, 1024, 512)
     # One of 4 bits has a 32nd part of two bytes besides.
-    each = {"none": 2, "int8": 1, "int4": 0.5 + 1 / 16}[kind[1]]
+    each = {"none": kind[0].itemsize, "int8": 1, "int4": 0.5 + 1 / 16}[kind[1]]
     assert 0 <= packed.nbytes - each * weight.numel() <= 8 * 1024
 
 
@@ -422,6 +429,18 @@ def test_bfloat16_in_float32_is_nearer_than_in_pairs() -> None:
             errors[isa] = float((found.double() - exact).norm() / exact.norm())
     assert errors["avx512vnni"] == errors["avx2"] < 0.6 * errors["avx512bf16"]
     assert errors["avx2"] < 2e-7
+
+
+def test_float32_is_as_near_as_its_sums_allow(isa: str) -> None:
+    """Against float64. Sets of kernels that do not multiply it leave it to the next that run here."""
+    path = product_path(load_library()[0], FORMATS["float32"])
+    assert path == (None if isa == "baseline" else "avx512" if "avx512" in isa or isa == "amx" else "avx2")
+    weight, x = random(96, 1536), random(40, 1536, seed=1)
+    found, exact = CpuOps(torch.float32).head(weight).logits(x), x.double() @ weight.double().T
+    assert (found.double() - exact).norm() < 4e-7 * exact.norm()
+    # It came from our kernels, which give a row the same sums in any company.
+    if path is not None:
+        assert torch.equal(CpuOps(torch.float32).head(weight).logits(x[3:4]), found[3:4])
 
 
 @needs_native
