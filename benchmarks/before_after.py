@@ -21,6 +21,7 @@ from chairlift.bench.raw_results import Recording, Results, caption, layout, sta
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = {
+    "float32": ['dtype="float32"'],
     "bf16": [],
     "8 bit": ['quantization="int8"', 'kv_cache_dtype="int8"'],
     "4 bit": ['quantization="int4"', 'kv_cache_dtype="int8"'],
