@@ -118,7 +118,7 @@ struct Int4Format {
         int32_t sum = 0;
         for (int64_t first = 0; first < weight.in_features; first += INT4_GROUP) {
             const Int4Group group = group_at(first, inverse / unit);
-            const Int4Choice found(group, steps[first / INT4_GROUP].step / unit);
+            Int4Choice found(group, steps[first / INT4_GROUP].step / unit);
             to[int4_grid_at(first, i)] = uint8_t(found.grid.factor);
             to[int4_grid_at(first, i) + PANEL] = uint8_t(found.grid.offset);
             sum += put(found, std::min(INT4_GROUP, weight.in_features - first), to + int4_number_at(first, i), i);
@@ -139,20 +139,19 @@ struct Int4Format {
 
   private:
     // Puts a group's first `count` numbers into their half of bytes, and returns the sum of what they stand for.
-    static int32_t put(const Int4Choice &found, int64_t count, uint8_t *to, int64_t i) {
-        uint8_t numbers[INT4_GROUP] = {};
-        int32_t sum = 0;
-        for (int64_t k = 0; k < count; k++) {
-            const int number = int(found.numbers[k]);
-            numbers[k] = uint8_t(number << (i < 16 ? 0 : 4));
-            sum += number;
-        }
+    static int32_t put(Int4Choice &found, int64_t count, uint8_t *to, int64_t i) {
+        for (int64_t k = count; k < INT4_GROUP; k++) found.numbers[k] = 0.0f;
+        alignas(64) uint8_t numbers[INT4_GROUP];
+        const int place = i < 16 ? 0 : 4;
+#pragma omp simd
+        for (int64_t k = 0; k < INT4_GROUP; k++) numbers[k] = uint8_t(int32_t(found.numbers[k]) << place);
         for (int64_t k = 0; k < INT4_GROUP; k += 4, to += INT4_STEP_BYTES) {
             uint32_t four, more;
             std::memcpy(&four, to, sizeof four), std::memcpy(&more, numbers + k, sizeof more);
             four |= more;
             std::memcpy(to, &four, sizeof four);
         }
+        const auto sum = int32_t(int4_mean(found.numbers) * float(INT4_GROUP));
         return found.grid.factor * sum - found.grid.offset * int32_t(count);
     }
     static uint8_t *at(const Weight &weight, int64_t panel) {

@@ -99,15 +99,17 @@ struct Int4Steps {
     static uint32_t fitting_lanes(const Int4Group &group, int64_t begin, int64_t end, const Int4Lanes &steps,
                                   const Int4Lanes &inverses) {
         uint32_t found = 0;
-        for (int v = 0; v < INT4_VECTORS; v++) {
-            const vfloat inverse = load(inverses.of + v * LANES);
-            vfloat off{};
-            for (int64_t k = begin; k < end; k++) {
-                const vfloat place = inverse * (group.units[k] - group.lowest), apart = place - nearest_integer(place);
-                off = vmax(off, vmax(apart, -apart));
+        vfloat off[INT4_VECTORS] = {};
+        for (int64_t k = begin; k < end; k++)
+#pragma GCC unroll 4
+            for (int v = 0; v < INT4_VECTORS; v++) {
+                const vfloat place = load(inverses.of + v * LANES) * (group.units[k] - group.lowest);
+                const vfloat apart = place - nearest_integer(place);
+                off[v] = vmax(off[v], vmax(apart, -apart));
             }
-            found |= lane_bits((vint)(off * load(steps.of + v * LANES) <= vfloat{} + OFF)) << (v * LANES);
-        }
+#pragma GCC unroll 4
+        for (int v = 0; v < INT4_VECTORS; v++)
+            found |= lane_bits((vint)(off[v] * load(steps.of + v * LANES) <= vfloat{} + OFF)) << (v * LANES);
         return found;
     }
 
@@ -158,62 +160,77 @@ class Int4Choice {
         if (step <= 0.0f) return;
         float own[INT4_GROUP];
         group.find_numbers(step, own);
-        const int below = std::clamp(int(step), 1, INT4_MOST_FACTOR);
-        for (int factor = below; factor <= std::min(below + 1, INT4_MOST_FACTOR); factor++) try_numbers(own, factor);
+        vfloat highest{};
+        for (int64_t k = 0; k < INT4_GROUP; k += LANES) highest = vmax(highest, load(own + k));
+        const int top = int(reduce_max(highest)), below = std::clamp(int(step), 1, INT4_MOST_FACTOR);
+        for (int factor = below; factor <= std::min(below + 1, INT4_MOST_FACTOR); factor++) try_numbers(own, top, factor);
     }
 
   private:
+    // Each lane's factor and offset, and the squares of how far weights are from the nearest points of that grid.
+    struct Tried {
+        Int4Lanes factors, offsets, squares;
+    };
+
     void try_around() {
-        constexpr int SHIFTS = 5;
-        const float low = std::min(group.lowest, 0.0f), high = std::max(group.highest, 0.0f);
-        const int middle = int(nearest_integer((high - low) / float(INT4_HIGHEST)));
-        Int4Grid grids[INT4_TRIED];
-        for (int i = 0; i < INT4_TRIED; i++) {
-            const int factor = std::clamp(middle - 1 + i / SHIFTS, 1, INT4_MOST_FACTOR);
-            const float centre = 0.5f * (float(INT4_HIGHEST * factor) - low - high);
-            grids[i] = Int4Grid::near(factor, centre + 0.2f * float((i % SHIFTS - SHIFTS / 2) * factor));
-        }
-        const Int4Lanes squares = squares_of(grids);
-        int best = 0;
-        for (int i = 1; i < INT4_TRIED; i++)
-            if (squares.of[i] < squares.of[best]) best = i;
-        grid = grids[best], error = squares.of[best];
+        const Tried tried = around();
+        vfloat least = load(tried.squares.of);
+        for (int v = 1; v < INT4_VECTORS; v++) least = vmin(least, load(tried.squares.of + v * LANES));
+        error = -reduce_max(-least);
+        uint32_t best = 0;
+        for (int v = 0; v < INT4_VECTORS; v++)
+            best |= lane_bits((vint)(load(tried.squares.of + v * LANES) <= vfloat{} + error)) << (v * LANES);
+        const int lane = __builtin_ctz(best | 1u << (INT4_LANES - 1));
+        grid = {int(tried.factors.of[lane]), int(tried.offsets.of[lane])};
         group.find_numbers(grid, numbers);
     }
 
-    // How far weights are from the nearest points of each grid.
-    Int4Lanes squares_of(const Int4Grid (&grids)[INT4_TRIED]) const {
-        Int4Lanes factors, inverses, offsets, squares;
-        for (int i = 0; i < INT4_TRIED; i++) {
-            factors.of[i] = float(grids[i].factor), inverses.of[i] = 1.0f / factors.of[i];
-            offsets.of[i] = float(grids[i].offset);
-        }
+    // Factors next to the one by which 16 numbers reach so far, and for each some offsets around the middle. The last lane
+    // is another's once more.
+    Tried around() const {
+        static constexpr Int4Lanes MORE = {{-1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}};
+        static constexpr Int4Lanes SHIFTS = {{-2, -1, 0, 1, 2, -2, -1, 0, 1, 2, -2, -1, 0, 1, 2, 2}};
+        static_assert(INT4_TRIED == 15 && INT4_LANES == 16, "one grid a lane");
+        const float low = std::min(group.lowest, 0.0f), high = std::max(group.highest, 0.0f);
+        const vfloat middle = nearest_integer((vfloat{} + (high - low)) / float(INT4_HIGHEST));
+        Tried tried;
+        vfloat factors[INT4_VECTORS], inverses[INT4_VECTORS], offsets[INT4_VECTORS], sums[INT4_VECTORS] = {};
+#pragma GCC unroll 4
         for (int v = 0; v < INT4_VECTORS; v++) {
-            const vfloat factor = load(factors.of + v * LANES), inverse = load(inverses.of + v * LANES);
-            const vfloat offset = load(offsets.of + v * LANES);
-            vfloat sum{};
-            for (float unit : group.units) {
-                const vfloat number = Int4Group::clamped(nearest_integer((offset + unit) * inverse));
-                const vfloat apart = factor * number - offset - unit;
-                sum += apart * apart;
-            }
-            store(squares.of + v * LANES, sum);
+            const vfloat wanted = middle + load(MORE.of + v * LANES);
+            factors[v] = vmin(vmax(wanted, vfloat{} + 1.0f), vfloat{} + float(INT4_MOST_FACTOR));
+            const vfloat reach = factors[v] * float(INT4_HIGHEST), least = vmax(reach - 127.0f, vfloat{});
+            const vfloat centre = (reach - low - high) * 0.5f + load(SHIFTS.of + v * LANES) * factors[v] * 0.2f;
+            offsets[v] = vmin(vmax(nearest_integer(centre), least), vfloat{} + float(INT4_MOST_OFFSET));
+            inverses[v] = 1.0f / factors[v];
         }
-        return squares;
+        for (float unit : group.units)
+#pragma GCC unroll 4
+            for (int v = 0; v < INT4_VECTORS; v++) {
+                const vfloat place = offsets[v] + unit;
+                const vfloat apart = factors[v] * Int4Group::clamped(nearest_integer(place * inverses[v])) - place;
+                sums[v] += apart * apart;
+            }
+#pragma GCC unroll 4
+        for (int v = 0; v < INT4_VECTORS; v++) {
+            store(tried.factors.of + v * LANES, factors[v]), store(tried.offsets.of + v * LANES, offsets[v]);
+            store(tried.squares.of + v * LANES, sums[v]);
+        }
+        return tried;
     }
 
-    // By the numbers that weights have on the grid they come from.
-    void try_numbers(const float (&own)[INT4_GROUP], int factor) {
-        float differences[INT4_GROUP];
-        float top = 0.0f;
-        for (int64_t k = 0; k < INT4_GROUP; k++) {
-            differences[k] = float(factor) * own[k] - group.units[k];
-            top = std::max(top, own[k]);
+    // By the numbers that weights have on the grid they come from, the highest of which is `top`.
+    void try_numbers(const float (&own)[INT4_GROUP], int top, int factor) {
+        const auto difference = [&](int64_t k) { return load(own + k) * float(factor) - load(group.units + k); };
+        vfloat sum{}, squared{};
+        for (int64_t k = 0; k < INT4_GROUP; k += LANES) sum += difference(k);
+        const Int4Grid tried = Int4Grid::near(factor, reduce_add(sum) / float(INT4_GROUP), top);
+        if (top * factor - tried.offset > 127) return;
+        for (int64_t k = 0; k < INT4_GROUP; k += LANES) {
+            const vfloat apart = difference(k) - float(tried.offset);
+            squared += apart * apart;
         }
-        const Int4Grid tried = Int4Grid::near(factor, int4_mean(differences), int(top));
-        if (int(top) * factor - tried.offset > 127) return;
-        for (float &each : differences) each = (each - float(tried.offset)) * (each - float(tried.offset));
-        const float squares = int4_mean(differences) * float(INT4_GROUP);
+        const float squares = reduce_add(squared);
         if (squares >= error) return;
         grid = tried, error = squares;
         std::copy(own, own + INT4_GROUP, numbers);
