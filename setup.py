@@ -43,7 +43,7 @@ FLAGS = [
 # The timers of pauses.cpp are in librt where the C library is older than 2.34.
 LINK_FLAGS = ["-fopenmp", *(["-lrt"] if sys.platform == "linux" else [])]
 # Compilers before GCC 12 vectorize nothing by themselves with -O2.
-AVX2 = ["-mavx2", "-mfma", "-mprfchw", "-ftree-vectorize"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mprfchw", "-ftree-vectorize"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 # Other machines have nothing but the baseline. On x86 nobody waits for the speed of processors from before AVX2.
 INSTRUCTION_SETS = {"baseline": ["-ftree-vectorize"]}
@@ -64,7 +64,7 @@ PROBES = {
 }
 # What Linux says of a processor that has each.
 CPU_FLAGS = {
-    "avx2": {"avx2", "fma"},
+    "avx2": {"avx2", "fma", "f16c"},
     "avxvnni": {"avx_vnni"},
     "avx512": {"avx512bw", "avx512dq", "avx512vl"},
     "avx512vnni": {"avx512_vnni"},

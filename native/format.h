@@ -33,9 +33,9 @@ template <int Bits, int Inputs> struct Panels {
     }
 };
 
-// Weights and rows as they are, which are numbers of this type.
-template <typename Number> struct PlainFormat : Panels<8 * sizeof(Number), 4 / sizeof(Number)> {
-    using Own = Panels<8 * sizeof(Number), 4 / sizeof(Number)>;
+// Weights as they are, which are numbers of this type, and rows of 4 / INPUTS bytes a number.
+template <typename Number, int Inputs> struct PlainFormat : Panels<8 * sizeof(Number), Inputs> {
+    using Own = Panels<8 * sizeof(Number), Inputs>;
     static constexpr bool SCALED = false, COMPENSATED = false;
 
     template <typename T> static void pack(const T *row, const Weight &weight, int64_t panel, int64_t i) {
@@ -49,16 +49,23 @@ template <typename Number> struct PlainFormat : Panels<8 * sizeof(Number), 4 / s
     }
 };
 
-struct Bf16Format : PlainFormat<bf16> {
+struct Bf16Format : PlainFormat<bf16, 2> {
     using Multiplied = Bf16Format;
     static constexpr FormatId ID = FormatId::BFLOAT16;
     static constexpr const char *NAME = "bfloat16";
 };
 
-struct Float32Format : PlainFormat<float> {
+struct Float32Format : PlainFormat<float, 1> {
     using Multiplied = Float32Format;
     static constexpr FormatId ID = FormatId::FLOAT32;
     static constexpr const char *NAME = "float32";
+};
+
+// Weights that float16 holds, under rows of float32.
+struct Float16Format : PlainFormat<f16, 1> {
+    using Multiplied = Float16Format;
+    static constexpr FormatId ID = FormatId::FLOAT16;
+    static constexpr const char *NAME = "float16";
 };
 
 // Weights as integers from -127 to 127, rows as unsigned bytes.
@@ -170,7 +177,7 @@ template <typename... Each> struct FormatList {
         (void)((id == int32_t(Each::ID) && (f(Each{}), true)) || ...);
     }
 };
-using Formats = FormatList<Bf16Format, Int8Format, Int4Format, Float32Format>;
+using Formats = FormatList<Bf16Format, Int8Format, Int4Format, Float32Format, Float16Format>;
 
 // Whether rows of T are multiplied in a format: as they are where they have its size, and else rounded.
 template <typename Format, typename T>

@@ -232,7 +232,7 @@ template <> inline constexpr bool HAS_PARTS<Int4Format> = true;
 // Each part is widened once for all tiles, if that makes up for what it takes.
 template <typename Format> struct WidenedParts {
     using Number = typename Widening<Format>::Number;
-    static constexpr bool WIDENS = Widening<Format>::NUMBERS > 1, PREFETCHES_PARTS = false;
+    static constexpr bool WIDENS = Widening<Format>::WIDENS, PREFETCHES_PARTS = false;
     static constexpr int64_t TILES_AT_ONCE = 24, MOST = PART_STEPS<Format>;
     alignas(64) Number widened[WIDENS ? MOST * Widening<Format>::NUMBERS * PANEL : 1];
 
@@ -257,6 +257,8 @@ template <typename Format> struct WidenedParts {
 #if defined(HAVE_FLOAT32_PRODUCTS)
 template <> struct Parts<Float32Format> : WidenedParts<Float32Format> {};
 template <> inline constexpr bool HAS_PARTS<Float32Format> = true;
+template <> struct Parts<Float16Format> : WidenedParts<Float16Format> {};
+template <> inline constexpr bool HAS_PARTS<Float16Format> = true;
 #endif
 #if !defined(__AVX512BF16__)
 template <> struct Parts<Bf16Format> : WidenedParts<Bf16Format> {};

@@ -28,6 +28,9 @@ typedef int16_t vshort __attribute__((vector_size(4 * LANES)));
 struct bf16 {
     uint16_t bits;
 };
+struct f16 {
+    uint16_t bits;
+};
 
 template <typename To, typename From> inline To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
@@ -38,6 +41,13 @@ template <typename To, typename From> inline To bit_cast(From from) {
 
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
+
+// Below 2^-14 its numbers are 2^-24 apart.
+inline float widen(f16 x) {
+    const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+    const uint32_t bits = rest < 0x7c00 ? bit_cast<uint32_t>(bit_cast<float>(rest << 13) * 0x1p112f) : 0x7f800000 | rest << 13;
+    return bit_cast<float>(sign | bits);
+}
 
 template <typename T> inline T narrow(float x);
 template <> inline float narrow<float>(float x) { return x; }
@@ -121,6 +131,15 @@ inline vfloat load_wide(const bf16 *p) {
     std::memcpy(&bits, p, sizeof bits);
     return (vfloat)(__builtin_convertvector(bits, vuint) << 16);
 }
+#if defined(__F16C__)
+inline vfloat load_wide(const f16 *p) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+#else
+    return (vfloat)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#endif
+}
+#endif
 inline void store_narrow(float *p, vfloat v) { store(p, v); }
 inline void store_narrow(bf16 *p, vfloat v) {
 #if defined(__AVX512BF16__)
@@ -189,6 +208,19 @@ inline __m512 rounded(__m512 v) {
 // The nearest integer, by adding and subtracting a number whose last place is one; written to vectorize.
 inline float nearest_integer(float x) { return (x + 12582912.0f) - 12582912.0f; }
 inline vfloat nearest_integer(vfloat x) { return (x + 12582912.0f) - 12582912.0f; }
+
+template <> inline f16 narrow<f16>(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000;
+    const float size = bit_cast<float>(bits & 0x7fffffff);
+    uint32_t rest;
+    if (size < 0x1p-14f)
+        rest = uint32_t(nearest_integer(size * 0x1p24f));
+    else if (size < 65520.0f)
+        rest = ((bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1) >> 13) - (112 << 10);
+    else
+        rest = size == size ? 0x7c00 : 0x7e00;
+    return f16{uint16_t(sign | rest)};
+}
 
 // exp, good to 2e-7, exactly 1 at 0 and exactly 0 below -87.3; written so that loops over it vectorize.
 inline float exp_(float x) {

@@ -1,7 +1,7 @@
 // Products of weights that are widened in registers, for processors that multiply their format not at all or more slowly:
 // bfloat16 to float32, by a shift and a mask, whose products are exact, so that only sums round; bytes to 16 bits, whose
 // products are summed exactly. What widening takes is shared by all rows of a tile, and rows are widened once for all panels.
-// And those of float32, which are as wide as they are multiplied.
+// And those of float32, which are as wide as they are multiplied, or are widened from float16.
 #pragma once
 #include "blocks.h"
 #include "format.h"
@@ -9,18 +9,25 @@
 
 namespace {
 
-// How a format is widened. A step has one word of each row and each output, and a word so many NUMBERS; `number` makes a
-// vector of one of each of some outputs' words, `widen` the same of a row's word, and `Number` is what products are summed
-// in.
+// How a format is widened, if it is. A step has one word of each row, and a word so many NUMBERS; `number` makes a vector
+// of one of each of some outputs' weights in a step, `widen` the same of a row's word, and `Number` is what products are
+// summed in.
 template <typename Format> struct Widening;
+
+// The words of some outputs in a step.
+inline vuint words_at(const char *step, int output) { return load(reinterpret_cast<const uint32_t *>(step) + output); }
 
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 template <> struct Widening<Bf16Format> {
     using Number = float;
     using Vector = vfloat;
     static constexpr int NUMBERS = 2;
+    static constexpr bool WIDENS = true;
 
-    static Vector number(vuint words, int which) { return (vfloat)(which ? words & 0xffff0000u : words << 16); }
+    static Vector number(const char *step, int output, int which) {
+        const vuint words = words_at(step, output);
+        return (vfloat)(which ? words & 0xffff0000u : words << 16);
+    }
     static Vector add(Vector sum, Vector weights, Number input) { return sum + weights * input; }
     static Vector start(const Panel &, int) { return Vector{}; }
     static void widen(uint32_t word, uint32_t *to) { to[0] = word << 16, to[1] = word & 0xffff0000u; }
@@ -34,10 +41,19 @@ template <> struct Widening<Float32Format> {
     using Number = float;
     using Vector = vfloat;
     static constexpr int NUMBERS = 1;
+    static constexpr bool WIDENS = false;
 
-    static Vector number(vuint words, int) { return (vfloat)words; }
+    static Vector number(const char *step, int output, int) { return (vfloat)words_at(step, output); }
     static Vector add(Vector sum, Vector weights, Number input) { return sum + weights * input; }
     static Vector start(const Panel &, int) { return Vector{}; }
+};
+
+template <> struct Widening<Float16Format> : Widening<Float32Format> {
+    static constexpr bool WIDENS = true;
+
+    static Vector number(const char *step, int output, int) {
+        return load_wide(reinterpret_cast<const f16 *>(step) + output);
+    }
 };
 #endif
 
@@ -48,8 +64,12 @@ template <> struct Widening<Int8Format> {
     using Number = int32_t;
     using Vector = vint;
     static constexpr int NUMBERS = 2;
+    static constexpr bool WIDENS = true;
 
-    static Vector number(vuint words, int which) { return (vint)((which ? (vshort)words : (vshort)words << 8) >> 8); }
+    static Vector number(const char *step, int output, int which) {
+        const auto words = (vshort)words_at(step, output);
+        return (vint)((which ? words : words << 8) >> 8);
+    }
     static Vector add(Vector sum, Vector weights, Number input) {
         sum += pair_products(weights, vint{} + input);
         settle(sum);
@@ -68,11 +88,7 @@ template <typename Format> constexpr int64_t PART_STEPS = 128 / Widening<Format>
 template <typename Format> void widen_part(const char *weights, int64_t steps, typename Widening<Format>::Number *out) {
     for (int64_t step = 0; step < steps; step++, weights += Format::STEP_BYTES)
         for (int which = 0; which < Widening<Format>::NUMBERS; which++, out += PANEL)
-            for (int o = 0; o < PANEL; o += LANES) {
-                vuint words;
-                std::memcpy(&words, weights + 4 * o, sizeof words);
-                store(out + o, Widening<Format>::number(words, which));
-            }
+            for (int o = 0; o < PANEL; o += LANES) store(out + o, Widening<Format>::number(weights, o, which));
 }
 
 // One of the numbers of some outputs in a step, of weights as they are packed or widened before.
@@ -81,9 +97,7 @@ inline typename Widening<Format>::Vector step_weights(const char *weights, int64
     using How = Widening<Format>;
     if constexpr (WIDENED)
         return load(reinterpret_cast<const typename How::Number *>(weights) + (How::NUMBERS * step + which) * PANEL + output);
-    vuint words;
-    std::memcpy(&words, weights + step * Format::STEP_BYTES + 4 * output, sizeof words);
-    return How::number(words, which);
+    return How::number(weights + step * Format::STEP_BYTES, output, which);
 }
 
 // Rows [FIRST, FIRST + COUNT) of a tile of ROWS, under so many vectors of a panel from output number OUTPUT on: begins the
@@ -98,8 +112,9 @@ inline __attribute__((always_inline)) void add_widened(const typename Widening<F
     for (int64_t step = 0; step < part.steps; step++) {
         const auto *inputs = x + How::NUMBERS * (step * ROWS + FIRST);
         if (streams) {
-            for (int i = 0; i < VECTORS * LANES; i += 16)
-                __builtin_prefetch(part.prefetch_from + step * Format::STEP_BYTES + 4 * (OUTPUT + i));
+            constexpr int EACH = Format::STEP_BYTES / PANEL;
+            for (int i = 0; i < VECTORS * LANES; i += 64 / EACH)
+                __builtin_prefetch(part.prefetch_from + step * Format::STEP_BYTES + EACH * (OUTPUT + i));
         } else if (OUTPUT == 0 && FIRST == 0) {
             __builtin_prefetch(part.prefetch_from + step * part.prefetch_stride, 0, 2);
         }
@@ -146,6 +161,7 @@ inline void widened_part(const typename Widening<Format>::Number *x, const Panel
 // The micro-kernel of such a format.
 template <typename Format> struct WidenedMicroKernel {
     static constexpr int NUMBERS = Widening<Format>::NUMBERS;
+    static constexpr bool WIDENS = Widening<Format>::WIDENS;
     using Sum = typename Widening<Format>::Number;
     static constexpr const char *PATH = LANES == 16 ? "avx512" : "avx2";
     static constexpr bool TAKES_OTHER_ROWS = NUMBERS > 1;
@@ -165,7 +181,7 @@ template <typename Format> struct WidenedMicroKernel {
             part.weights += from * Format::STEP_BYTES;
             part.prefetch_from += from * panel.prefetch_stride;
             part.steps = panel.steps - from < MOST ? panel.steps - from : MOST;
-            if constexpr (NUMBERS == 1)
+            if constexpr (!WIDENS)
                 run_part<ROWS>(x, part, sums, from > 0);
             else
                 widened_part<Format, false, ROWS>(numbers(x), part, from > 0, sums);
@@ -174,7 +190,7 @@ template <typename Format> struct WidenedMicroKernel {
 
     // Steps of a panel that were widened, added to the sums or the first of them.
     template <int ROWS> static NOINLINE void run_part(const char *x, const Panel &part, Sum *sums, bool adds) {
-        widened_part<Format, true, ROWS>(numbers(x), part, adds, sums);
+        widened_part<Format, WIDENS, ROWS>(numbers(x), part, adds, sums);
     }
 
     // Bytes of a step of so many rows.

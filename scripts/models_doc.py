@@ -170,8 +170,9 @@ the two together.
 
 All of them under all four strategies, with prefix cache, chunks and preemption; in float32, bfloat16 or with
 `quantization = "int8"` or `"int4"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one
-call from AVX2 on. All can embed, too (`kind = "encoder"`). Each is held against transformers by tests: logits,
-greedy tokens alone, in company, in chunks, after prefix hits and a preemption.
+call from AVX2 on. Folders of float16 are computed in float32, over weights that stay float16. All can embed, too
+(`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone, in company, in chunks,
+after prefix hits and a preemption.
 
 Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
 in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders), and so are

@@ -42,6 +42,7 @@ _CACHES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
 _COMPUTED = ("float32", "bfloat16")
 # Of the type that is served where no setting names one.
 _AUTO = ' (dtype "auto")'
+_AUTO_FLOAT16 = f"{_AUTO}, half of it from AVX2 on, where products take weights of float16 as they are"
 _TOKENIZER = "tokenizer.json"
 _MODEL = "a Hugging Face folder, a .gguf file, or a name of the Hub, whose small JSON files are downloaded"
 # Tokens of requests, to say how many there may be at once.
@@ -112,7 +113,7 @@ def about(found: _LookedUp) -> Rows:
         ("computed by", "transformers' modules, with our attention and products, if all of them can be taken over"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
-        *_of_weights(found, held, host_available_bytes(), computed_dtype("auto", config)),
+        *_of_weights(found, held, host_available_bytes(), computed_dtype("auto", config), config.dtype),
     ]
 
 
@@ -128,7 +129,7 @@ def _of_sequences(found: _LookedUp, config: DecoderConfig) -> Rows:
         ("computed by", "native kernels"),
         ("strategies", ", ".join(STRATEGIES)),
         ("positions", f"{config.max_positions:,}"),
-        *_of_weights(found, held, free, computed),
+        *_of_weights(found, held, free, computed, config.dtype),
     ]
     for name, (itemsize, scale) in _CACHES.items():
         each, mark = config.kv_bytes_per_token(itemsize, scale), _AUTO if name == computed else ""
@@ -187,13 +188,16 @@ def _held(found: _LookedUp, embedding: int, is_copied: bool = False) -> _Held | 
     return _Held(found.numbers + (embedding if is_copied else 0), embedding)
 
 
-def _of_weights(found: _LookedUp, held: _Held | None, free: int, computed: str | None = None) -> Rows:
+def _of_weights(
+    found: _LookedUp, held: _Held | None, free: int, computed: str | None = None, stored: str | None = None
+) -> Rows:
     """What weights take in each type, the one marked that is `computed` unasked; None where the processor decides."""
     where = f"{gigabytes(free)} of this machine, for device cpu; a GPU's is not looked at"
     if held is None:
         return [("weights", "the Hub does not say how long they are"), ("free memory", where)]
+    mark = _AUTO_FLOAT16 if computed == "float32" and stored == "float16" else _AUTO
     memory = ", ".join(
-        f"{gigabytes(held.bytes(kind, computed or 'bfloat16'))} in {kind}{_AUTO if kind == computed else ''}"
+        f"{gigabytes(held.bytes(kind, computed or 'bfloat16'))} in {kind}{mark if kind == computed else ''}"
         for kind in _WEIGHTS
     )
     return [("weights", f"about {memory}" if found.is_estimate else memory), ("free memory", where)]

@@ -32,7 +32,7 @@ from chairlift.ops.base import (
 )
 from chairlift.ops.drawing import best_allowed
 from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
-from chairlift.ops.formats import FORMATS, WeightFormat
+from chairlift.ops.formats import FORMATS, WeightFormat, is_float16
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.fused_mlp import FusedMlp
@@ -140,7 +140,9 @@ class CpuOps:
     def _format_of(self, weight: Tensor) -> WeightFormat | None:
         """The format in which the native products take this weight; None where they do not."""
         found = self._format
-        return found if found is not None and found.takes(weight.dtype, weight.shape[1]) else None
+        if found is None or not found.takes(weight.dtype, weight.shape[1]):
+            return None
+        return FORMATS["float16"] if found.name == "float32" and is_float16(weight) else found
 
     def _pack(
         self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None, gated: bool = False
@@ -192,7 +194,7 @@ class CpuOps:
         """Return an encoder's pass: one native call where the native products take its weights."""
         found = [self._format_of(part.weight) for part in (weights.layers[0].up, weights.layers[0].down)]
         if found[0] is not None and found[1] is not None and can_fuse_encoder(weights):
-            return FusedEncoder(self._library, weights, found[0])
+            return FusedEncoder(self._library, weights, self._format_of)
         return PlainEncoder(weights, self.linear)
 
     def recurrence(self) -> NativeRecurrence:

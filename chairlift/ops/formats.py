@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 # Outputs whose weights lie together.
 PANEL = 32
 # A step of a product takes so many bytes of each row.
 _STEP_BYTES = 4
+# Numbers of a weight that are looked at together: what they are turned into stays in a core's cache.
+_LOOKED_AT = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +51,12 @@ _FORMATS = (
     # Besides its 4 bits a weight has a 32nd part of two bytes: see native/int4.h.
     WeightFormat("int4", 2, bits=4, block=(64, 1152), rows=torch.uint8, scaled=True, compensated=True),
     WeightFormat("float32", 3, bits=32, block=(1, 128), rows=torch.float32, scaled=False, compensated=False),
+    WeightFormat("float16", 4, bits=16, block=(1, 64), rows=torch.float32, scaled=False, compensated=False),
 )
 FORMATS = {each.name: each for each in _FORMATS}
+
+
+def is_float16(weight: Tensor) -> bool:
+    """Whether float16 holds all numbers of a weight [out, in] as they are; what is no number it does not."""
+    parts = torch.split(weight, max(_LOOKED_AT // weight.shape[1], 1))
+    return all(torch.equal(part.half().to(weight.dtype), part) for part in parts)

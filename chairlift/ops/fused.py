@@ -22,13 +22,27 @@ def _struct(linear: Linear) -> native.WeightStruct:
 
 
 def can_fuse(weights: DecoderWeights) -> bool:
-    """Whether the native products hold every weight."""
+    """Whether the native products hold every weight, and those in one format that one product takes in turn."""
     linears = [
         linear
         for layer in weights.layers
         for linear in (*_parts_of(layer.qkv), *_parts_of(layer.out), *_linears_of(layer.mlp))
     ]
-    return all(isinstance(part, PackedWeight) for part in linears) and isinstance(weights.head, PackedWeight | None)
+    if not all(isinstance(part, PackedWeight) for part in linears) or not isinstance(weights.head, PackedWeight | None):
+        return False
+    in_turn = [each for layer in weights.layers for each in _in_turn(layer)]
+    return all(len({_struct(linear).format for linear in each}) <= 1 for each in in_turn)
+
+
+def _in_turn(layer: DecoderLayer) -> Iterator[Sequence[Linear]]:
+    """Weights that lie side by side for one product: those of heads, and of experts."""
+    if isinstance(layer.qkv, LatentProjection):
+        yield layer.qkv.key_up
+    if isinstance(layer.out, LatentOutput):
+        yield layer.out.value_up
+    if isinstance(layer.mlp, Experts):
+        yield [expert.gate_up for expert in layer.mlp.experts]
+        yield [expert.down for expert in layer.mlp.experts]
 
 
 def _parts_of(linear: Linear) -> Iterator[Linear]:

@@ -1,6 +1,7 @@
 """An encoder's whole forward pass in one native call."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -33,10 +34,12 @@ class FusedEncoder:
     operations.
     """
 
-    def __init__(self, library: ctypes.CDLL, weights: EncoderWeights, weight_format: WeightFormat) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, weights: EncoderWeights, format_of: Callable[[Tensor], WeightFormat | None]
+    ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held: list[object] = [weights.words, weights.positions, weights.types]
-        self._library, self._format = library, weight_format
+        self._library, self._format_of = library, format_of
         self.nbytes = sum(
             table.nbytes for table in (weights.words, weights.positions, weights.types) if table is not None
         )
@@ -76,7 +79,9 @@ class FusedEncoder:
     def _pack(self, projection: Projection, gate: Activation | None = None) -> native.WeightStruct:
         gated = gate is not None
         weight, bias = projection.weight, projection.bias
-        packed = PackedWeight(self._library, weight, bias, self._format, activation=gate, gated=gated)
+        own = self._format_of(weight)
+        assert own is not None
+        packed = PackedWeight(self._library, weight, bias, own, activation=gate, gated=gated)
         self._held.append(packed)
         self.nbytes += packed.nbytes
         return packed.struct

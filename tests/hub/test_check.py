@@ -76,6 +76,7 @@ def test_the_type_that_a_model_is_computed_in_unasked_is_told_and_marked(
     numbers = sum(tensor.numel() for tensor in _tensors(folder))
     assert f'{gigabytes(size * numbers)} in {computed} (dtype "auto")' in rows["weights"]
     assert rows["weights"].count("auto") == 1
+    assert ("half of it from AVX2 on" in rows["weights"]) == (saved == "float16")
     assert f'{runner.model.kv_bytes_per_token():,} bytes a token (dtype "auto");' in rows[f"{computed} KV cache"]
     assert [name for name, value in rows.items() if '"auto"' in value] == ["weights", f"{computed} KV cache"]
     # An embedding that is not rounded stays in that type.

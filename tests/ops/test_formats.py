@@ -6,8 +6,9 @@ import pytest
 import torch
 from support.native_isa import ISAS, kernels_of, needs_native
 
-from chairlift.ops.formats import FORMATS, PANEL, WeightFormat
-from chairlift.ops.native import load_library
+from chairlift.ops.cpu import CpuOps
+from chairlift.ops.formats import FORMATS, PANEL, WeightFormat, is_float16
+from chairlift.ops.native import load_library, product_path
 from chairlift.ops.packed import PackedWeight
 
 
@@ -49,11 +50,64 @@ def test_a_packed_weight_reads_back(
     # Half a step; of 4 bits a group's farthest may be off by a whole one, where that brings the others nearer.
     part = 1 if weight_format.bits == 4 else 0.5001
     most = exact.abs().amax(-1, keepdim=True) / steps * part if weight_format.scaled else 0
-    # Numbers that are kept as bfloat16, or read back as such, are rounded to 8 bits.
-    rounded = weight_format.rows == torch.bfloat16 or dtype == torch.bfloat16
-    assert ((found - exact).abs() <= most + rounded * exact.abs() * 2**-8).all()
-    if not weight_format.scaled and dtype == weight_format.rows:
-        assert torch.equal(found, exact)
+    # Numbers that are kept as bfloat16, or read back as such, are rounded to 8 bits, and those as float16 to 11.
+    kept = getattr(torch, weight_format.name) if not weight_format.scaled else weight_format.rows
+    rounded = 2**-8 if torch.bfloat16 in (kept, dtype) else 2**-11 if kept == torch.float16 else 0
+    smallest = 2**-25 if kept == torch.float16 else 0
+    assert ((found - exact).abs() <= most + rounded * exact.abs() + smallest).all()
+    if not weight_format.scaled:
+        assert torch.equal(found, exact.to(kept).to(dtype).float())
+
+
+def test_every_number_of_float16_is_kept(isa: str) -> None:
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    numbers = bits.view(torch.float16).float()
+    numbers = numbers[numbers.isfinite()].view(-1, 128)
+    library, own = load_library()[0], FORMATS["float16"]
+    packed = PackedWeight(library, numbers, None, own)
+    ids = torch.arange(len(numbers))
+    # Zeros keep their signs, too.
+    assert torch.equal(packed.embed(ids).view(torch.int32), numbers.view(torch.int32))
+    if product_path(library, own) is not None:
+        assert torch.equal(packed.logits(torch.eye(128)), numbers.T)
+
+
+def test_float16_takes_the_nearest_of_two(isa: str) -> None:
+    halfway = torch.tensor([[1 + 2**-11, 1 + 3 * 2**-11, 2**-25, 3 * 2**-25, 65519, 65520, 1e9, float("nan")]])
+    halfway = torch.cat([halfway, -halfway])
+    found = PackedWeight(load_library()[0], halfway, None, FORMATS["float16"]).embed(torch.arange(2))
+    torch.testing.assert_close(found, halfway.half().float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 13, 200])
+@pytest.mark.parametrize("shape", [(33, 30), (96, 130), (1600, 577)], ids=str)
+def test_products_of_float16_are_those_of_float32(shape: tuple[int, int], rows: int, isa: str) -> None:
+    """To the bit: they are widened, and summed in the same order."""
+    library = load_library()[0]
+    if product_path(library, FORMATS["float16"]) is None:
+        pytest.skip(f"{isa} leaves them to oneDNN")
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(*shape, generator=generator).half().float()
+    x, bias = torch.randn(rows, shape[1], generator=generator), torch.randn(shape[0], generator=generator)
+    found, wanted = (PackedWeight(library, weight, bias, FORMATS[name]) for name in ("float16", "float32"))
+    assert torch.equal(found(x), wanted(x))
+    assert torch.equal(found.best(x)[1], wanted.best(x)[1])
+
+
+@needs_native
+def test_weights_that_float16_holds_are_kept_so() -> None:
+    ops = CpuOps(torch.float32)
+    if product_path(load_library()[0], FORMATS["float16"]) is None:
+        pytest.skip("they are left to oneDNN here")
+    weight = torch.randn(64, 4096, generator=torch.Generator().manual_seed(1)).half().float()
+    assert is_float16(weight)
+    assert ops.linear(weight, None).nbytes == 2 * weight.numel()
+    # One number in the last row is enough.
+    for other in (1 + 2**-11, 2**-25, 1e6, float("nan")):
+        changed = weight.clone()
+        changed[63, 4095] = other
+        assert not is_float16(changed)
+        assert ops.linear(changed, None).nbytes == 4 * weight.numel()
 
 
 @pytest.mark.parametrize("weight_format", FORMATS.values(), ids=FORMATS)

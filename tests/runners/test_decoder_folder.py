@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.decoder_harness import all_logits, make_runner
+from support.decoder_harness import all_logits, make_runner, prompts
 from support.device import DEVICE
 from support.model_factory import TINY, edited_folder, model_folder, reference_model
 
@@ -474,6 +474,16 @@ def test_dtype_follows_the_folder_or_the_setting() -> None:
     assert make_runner(model_folder("llama", "bfloat16")).info.dtype == "bfloat16"
     assert make_runner(model_folder("llama", "bfloat16"), dtype="float32").info.dtype == "float32"
     assert make_runner(model_folder("llama"), dtype="bfloat16").info.dtype == "bfloat16"
+
+
+def test_a_folder_of_float16_is_computed_in_float32_over_its_own_numbers() -> None:
+    half = model_folder("llama", "float16")
+    found, plain = make_runner(half), make_runner(half, ops="reference")
+    texts = list(prompts().values())
+    for one, other in zip(all_logits(found, texts), all_logits(plain, texts), strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+    if found.model.fused is not None:
+        assert found.info.weight_bytes < 0.75 * plain.info.weight_bytes
 
 
 def test_sizes_that_are_reported() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.decoder_harness import make_runner
+from support.decoder_harness import all_logits, make_runner, prompts
 from support.model_factory import EXPERTS, ROUNDED, edited_folder, model_folder
 from support.model_factory import VARIANTS as FACTORY
 from support.native_isa import ISAS, kernels_of, needs_native
@@ -267,6 +267,37 @@ def test_fusing_needs_all_weights_packed() -> None:
     with kernels_of("baseline"):
         assert make_runner(model_folder("llama"), ops="native", dtype="float32").model.fused is None
     assert make_runner(model_folder("llama"), ops="reference", quantization="int8").model.fused is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.2.w2.weight"),
+        ("deepseek_v3", "model.layers.1.self_attn.kv_b_proj.weight"),
+    ],
+)
+def test_weights_in_turn_are_fused_only_in_one_format(variant: str, name: str, tmp_path: Path) -> None:
+    """Where float16 holds the numbers of some experts or heads alone, operations run one by one, and are right."""
+    from safetensors.torch import load_file, save_file
+
+    folder = edited_folder(tmp_path / "some", model_folder(variant))
+    tensors = load_file(folder / "model.safetensors")
+    # Of heads the first one's keys.
+    part = tensors[name][:16] if variant == "deepseek_v3" else tensors[name]
+    part.copy_(part.half())
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    if make_model(model_folder(variant), "float32").fused is not None:
+        assert make_runner(folder, ops="native").model.fused is None
+    texts = list(prompts().values())
+    found, wanted = (all_logits(make_runner(folder, ops=ops), texts) for ops in ("native", "reference"))
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+@pytest.mark.parametrize("variant", ["llama_tied", "mixtral", "deepseek_v3", "gpt2"])
+def test_a_pass_over_weights_of_float16_is_that_of_its_operations(variant: str) -> None:
+    model = make_model(model_folder(variant, "float16"), "float32")
+    assert_near(run(model, fused=True), run(model, fused=False), UNROUNDED)
 
 
 @pytest.mark.parametrize(
