@@ -121,7 +121,7 @@ def test_kernels_that_do_not_run_here_can_be_compiled_sooner(
     tmp_path: Path,
 ) -> None:
     told = tmp_path / "cpuinfo"
-    told.write_text("processor : 0\nflags : fpu fma avx2 avx_vnni\n")
+    told.write_text("processor : 0\nflags : fpu fma f16c avx2 avx_vnni\n")
     runs_here = build["runs_here"]
     monkeypatch.setitem(runs_here.__globals__, "runs_here", lambda isa: runs_here(isa, str(told)))
     sets = {isa: [f"-m{isa}"] for isa in ("baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx")}
@@ -176,12 +176,12 @@ def test_every_instruction_set_has_its_kernels(build: dict[str, Any]) -> None:
     assert set(build["INSTRUCTION_SETS"]) <= set(declared)
 
 
-AVX512 = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
+AVX512 = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
 # What a processor must have for them, as /proc/cpuinfo names it.
 NEEDED = {
     "baseline": set(),
-    "avx2": {"avx2", "fma"},
-    "avxvnni": {"avx2", "fma", "avx_vnni"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
     "avx512": AVX512,
     "avx512vnni": AVX512 | {"avx512_vnni"},
     "avx512bf16": AVX512 | {"avx512_vnni", "avx512_bf16"},
