@@ -230,12 +230,14 @@ WITH_EXPERTS: dict[str, Architecture] = {
         switches=OF_SIGMOIDS,
     ),
 }
-# Those that transformers computes, all but the last with states: their rows are in hybrid_config.py and
-# hybrid_changes.py.
+# Those that transformers computes, the first of them with states: their rows are in hybrid_config.py,
+# hybrid_changes.py and plain_changes.py.
 BY_TRANSFORMERS = (
     *("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
     *("granitehybrid", "falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe", "jamba"),
     *("gemma3n", "gemma4"),
+    *("phi2", "nemotron", "arcee", "hunyuan-dense", "apertus"),
+    *("phimoe", "minimax-m2", "exaone-moe", "afmoe"),
 )
 
 

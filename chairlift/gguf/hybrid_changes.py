@@ -1,4 +1,4 @@
-"""The tensors of each architecture with states: their names, and what converters change of them, changed back."""
+"""The tensors of architectures that transformers computes: their names, and what converters change, changed back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from chairlift.gguf.hybrid_names import HybridNames, TensorChange
 from chairlift.gguf.mamba_changes import FALCON_H1, GRANITE, JAMBA, MAMBA2, NEMOTRON
+from chairlift.gguf.plain_changes import PLAIN_NAMES
 from chairlift.gguf.tensor_forms import joined_experts, logarithm, lowered, of_one, with_channel
 from chairlift.gguf.told_settings import ToldSettings
 
@@ -230,4 +231,5 @@ HYBRID_NAMES: dict[str, HybridNames] = {
     "jamba": JAMBA,
     "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
+    **PLAIN_NAMES,
 }

@@ -1,16 +1,18 @@
-"""The config.json of a model with states, which transformers computes, out of a GGUF file's metadata."""
+"""The config.json of a model that transformers computes, out of a GGUF file's metadata."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.model_json import values_checked
+from chairlift.gguf.dense_fields import apertus, arcee, hunyuan_dense, nemotron, phi2
 from chairlift.gguf.gemma3n_fields import gemma3n
 from chairlift.gguf.gemma4_fields import gemma4
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_fields import delta_dense, delta_with_experts, lfm2, lfm2_moe
 from chairlift.gguf.mamba_fields import falcon_h1, granite_hybrid, jamba, mamba2, nemotron_h
 from chairlift.gguf.model_config import dtype_of
+from chairlift.gguf.routed_fields import afmoe, exaone_moe, minimax_m2, phimoe
 from chairlift.gguf.told_fields import Fields
 from chairlift.gguf.told_settings import ToldSettings
 
@@ -61,4 +63,13 @@ HYBRIDS: Mapping[str, _Hybrid] = {
     "jamba": _Hybrid("jamba", jamba),
     "gemma3n": _Hybrid("gemma3n_text", gemma3n),
     "gemma4": _Hybrid("gemma4_text", gemma4),
+    "phi2": _Hybrid("phi", phi2),
+    "nemotron": _Hybrid("nemotron", nemotron),
+    "arcee": _Hybrid("arcee", arcee),
+    "hunyuan-dense": _Hybrid("hunyuan_v1_dense", hunyuan_dense),
+    "apertus": _Hybrid("apertus", apertus),
+    "phimoe": _Hybrid("phimoe", phimoe),
+    "minimax-m2": _Hybrid("minimax_m2", minimax_m2),
+    "exaone-moe": _Hybrid("exaone_moe", exaone_moe),
+    "afmoe": _Hybrid("afmoe", afmoe),
 }

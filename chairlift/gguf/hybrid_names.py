@@ -1,4 +1,4 @@
-"""What files call the tensors of a model with states, and how a folder's are made of them."""
+"""What files call the tensors of a model that transformers computes, and how a folder's are made of them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,25 @@ class TensorChange(NamedTuple):
     make: Callable[[Sequence[Tensor], ToldSettings], Tensor]
 
 
+class ToldTensor(NamedTuple):
+    """A tensor of each layer with one number, which is metadata of a file: its name, the key, and its shape."""
+
+    target: str
+    key: str
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class HybridNames(Architecture):
     """Names of tensors: in `names` all of a layer's, in full or without ending, and in `whole` those of no layer.
 
-    Layers of a folder are called `layers` and their number.
+    Layers of a folder are called `layers` and their number. `told` are tensors that are none in a file.
     """
 
     layers: str = "model.layers"
     whole: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[TensorChange, ...] = ()
+    told: tuple[ToldTensor, ...] = ()
 
     def name_of(self, name: str) -> str:
         """What a folder calls a tensor of a file, before it is changed; as it is, if that is not known."""

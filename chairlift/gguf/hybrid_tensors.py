@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file of a model with states, as a folder has them."""
+"""The tensors of a GGUF file of a model that transformers computes, as a folder has them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_tensors import GgufTensors, UnpackBlocks
 from chairlift.gguf.hybrid_changes import HYBRID_NAMES
 from chairlift.gguf.hybrid_names import TensorChange
-from chairlift.gguf.told_settings import ToldSettings
+from chairlift.gguf.told_settings import ToldSettings, numbers_of_layers
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 
@@ -46,10 +46,15 @@ class HybridTensors:
             target = name if change is None else f"{before}{change.target}"
             if self._made.setdefault(target, (parts, change)) != (parts, change):
                 raise UnsupportedModel(f"{path.name} has tensor {target!r} twice, in one piece and in several")
+        self._numbers = dict(self._told_tensors())
 
     def keys(self) -> list[str]:
         """The names of all tensors."""
-        return list(self._made)
+        return [*self._made, *(name for name in self._numbers if name not in self._made)]
+
+    def count_told(self) -> int:
+        """How many numbers lie in no tensor of the file."""
+        return sum(each.numel() for each in self._numbers.values())
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The names and shapes of tensors that are as they lie in the file."""
@@ -59,6 +64,8 @@ class HybridTensors:
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""
+        if name in self._numbers:
+            return self._numbers[name]
         parts, change = self._made[name]
         if missing := [part for part in parts if part not in self._there]:
             raise UnsupportedModel(f"tensor {name!r} can't be made, as {missing[0]!r} is missing in the GGUF file")
@@ -70,6 +77,13 @@ class HybridTensors:
         except (RuntimeError, IndexError, ValueError) as error:
             shapes = ", ".join(f"{part!r} of {list(each.shape)}" for part, each in zip(parts, found, strict=True))
             raise UnsupportedModel(f"tensor {name!r} can't be made of {shapes}: {error}") from error
+
+    def _told_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Those that are metadata of the file."""
+        for each in self._known.told:
+            numbers = numbers_of_layers(self._tensors.metadata, each.key, self._told.num_layers, self._told.file_name)
+            for layer, number in enumerate(numbers):
+                yield f"{self._known.layers}.{layer}.{each.target}", torch.full(each.shape, number)
 
     def _part(self, name: str, count: int) -> Tensor:
         tensor = self._tensors.get_tensor(name)

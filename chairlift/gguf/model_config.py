@@ -237,11 +237,17 @@ def _yarn(told: Mapping[str, Any], factor: float, attention: float) -> dict[str,
     found = {name: told[key] for key, name in _OF_YARN.items() if key in told}
     given = told.get(_YARN_FACTOR) or 1.0
     if given * attention != 1:
-        usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
-        # Converters write `attention_factor` by this name, which is above 1 and stands for all, and `attn_factor`,
-        # which is 1 or below and changes what is usual.
-        found["attention_factor"] = attention * (given if given > 1 else given * usual)
+        found["attention_factor"] = attention * yarn_attention(factor, given)
     return found
+
+
+def yarn_attention(factor: float, given: float) -> float:
+    """By how much YaRN scales what is rotated, where a file says this of it.
+
+    Converters write `attention_factor` by that name, which is above 1 and stands for all, and `attn_factor`, which is 1
+    or below and changes what is usual.
+    """
+    return given if given > 1 else given * (0.1 * math.log(max(factor, 1.0)) + 1.0)
 
 
 def _longrope(original: int, scaling: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _RULES: dict[str, Json] = {
     "qwen35": in_turn(_BY_ONE_WITH_MARKS),
     "seed-coder": in_turn(_BY_ONE_WITHOUT_LINES),
     "tekken": in_turn(_TEKKEN),
-    **dict.fromkeys(("gpt-4o", "llama4"), in_turn(_GPT4O)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), in_turn(_GPT4O)),
     **WORD_RULES,
 }
 # Rules of tokenizers that take a whole word for one token if it is one, before they merge anything; and of those that
@@ -142,8 +142,8 @@ def _first_and_last(told: Mapping[str, Any], tokens: Sequence[str], bos: int | N
 def _strips(metadata: Mapping[str, Any], model: Any) -> bool:
     """Whether tokens with names take the white space behind them, as Phi 3's do: files don't say so."""
     name = str(metadata.get("general.name")).lower()
-    # Phi 4 and 4 mini are of this architecture, too, and of another kind of tokenizer.
-    is_phi3 = metadata.get("general.architecture") == "phi3" and model == "llama"
+    # Phi 4 and 4 mini are of the first architecture, too, and of another kind of tokenizer.
+    is_phi3 = metadata.get("general.architecture") in ("phi3", "phimoe") and model == "llama"
     return is_phi3 or any(each in name for each in _PHI3)
 
 

@@ -1,6 +1,6 @@
 """What a GGUF file says below its architecture's name, as it is read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
@@ -8,6 +8,8 @@ from chairlift.gguf.gguf_file import shown
 
 # No known model has more layers, or a larger size of anything else.
 _MOST_LAYERS, _MOST = 1024, 2**24
+# Nearly what float32 ends with.
+_LARGEST = 3e38
 # What says nothing of how a model computes, or says it again.
 _NEUTRAL = ("vocab_size", "block_count", "context_length")
 
@@ -47,7 +49,7 @@ class ToldSettings:
     def number(self, key: str, default: float | None = None) -> float:
         """A number above zero that is not beyond what float32 has."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value < 3e38:
+        if type(value) not in (int, float) or not 0 < value < _LARGEST:
             raise self.wrong(key, "not a number above zero")
         return float(value)
 
@@ -57,6 +59,13 @@ class ToldSettings:
         if value not in (True, False):
             raise self.wrong(key, "neither true nor false")
         return bool(value)
+
+    def word(self, key: str, default: str, known: Sequence[str]) -> str:
+        """One of these words."""
+        value = self._value(key, default)
+        if not isinstance(value, str) or value not in known:
+            raise self.wrong(key, f"none of these: {', '.join(known)}")
+        return value
 
     def sizes(self, key: str, default: int | None = None) -> list[int]:
         """A whole number of each layer, 0 among them; one alone is that of all."""
@@ -74,7 +83,7 @@ class ToldSettings:
         found = self._value(key, None)
         if not isinstance(found, list) or len(found) != self.num_layers:
             raise self.wrong(key, f"not a number for each of {self.num_layers} layers")
-        if not all(type(each) in (int, float) and each < 3e38 for each in found):
+        if not all(type(each) in (int, float) and each < _LARGEST for each in found):
             raise self.wrong(key, "not numbers")
         return [float(each) for each in found]
 
@@ -112,3 +121,17 @@ class ToldSettings:
 
     def _named(self, key: str) -> str:
         return f"{self._prefix}{key} = {shown(self._told[key])}"
+
+
+def numbers_of_layers(metadata: Mapping[str, Any], key: str, layers: int, file_name: str) -> list[float]:
+    """A number of each layer, that a file says under a key of no architecture; one alone is that of all.
+
+    Raises UnsupportedModel naming the key.
+    """
+    found = metadata.get(key)
+    listed = [found] * layers if isinstance(found, float) else found
+    if not isinstance(listed, list) or len(listed) != layers:
+        raise UnsupportedModel(f"{key} = {shown(found)} in {file_name} is not a number for each of {layers} layers")
+    if not all(type(each) is float and abs(each) < _LARGEST for each in listed):
+        raise UnsupportedModel(f"{key} = {shown(found)} in {file_name} is not of finite numbers")
+    return listed

@@ -1,4 +1,4 @@
-"""How tokenizers before Llama 3, and DeepSeek's, cut texts into words, by the names that GGUF files have for that."""
+"""How tokenizers unlike GPT-2's and Llama 3's cut texts into words, by the names that GGUF files have for that."""
 
 from typing import Any
 
@@ -39,6 +39,19 @@ _WORDS_OF_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
     r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Of a number's digits the last three, and those before them, each; a run of them is cut off first, so that all this is
+# read once and not from each digit to its end.
+_THREES_FROM_THE_END = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)", r"\p{N}{1,3}")
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+"
+)
+# Letters, whose words may follow each other with a space between.
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _FALCON = [
     {"type": "Punctuation", "behavior": "Contiguous"},
     byte_level(use_regex=True),
@@ -49,7 +62,9 @@ _ENDS_OF_BLOOM = ".,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c"
 WORD_RULES: dict[str, Json] = {
     "deepseek-llm": in_turn(r"[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_SIGNS}]+", _SPACE_AT_THE_END, _CHINESE, r"\p{N}"),
     "deepseek-coder": in_turn(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}"),
-    "deepseek-v3": in_turn(r"\p{N}{1,3}", _HAN_AND_KANA, _WORDS_OF_V3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), in_turn(r"\p{N}{1,3}", _HAN_AND_KANA, _WORDS_OF_V3)),
+    "exaone-moe": in_turn(_EXAONE_MOE),
+    "afmoe": in_turn(*_THREES_FROM_THE_END, _ASIAN, _WORDS_OF_V3),
     "falcon": {"type": "Sequence", "pretokenizers": _FALCON},
     "bloom": in_turn(rf" ?[^(\s|{_ENDS_OF_BLOOM})]+"),
     **dict.fromkeys(("mpt", "modern-bert", "roberta-bpe"), byte_level(use_regex=True)),

@@ -21,6 +21,7 @@ TEXTS = [
     "हिन्दी में नमस्ते, கணினி",
     "<|begin|>special<|end|> and <not special>",
     "CamelCaseWords andMoreOfThem HTTPServer 1,000,000",
+    "0123456789012 12 1234 x12345y 123456\n7",
     "",
     " ",
 ]
@@ -40,6 +41,12 @@ _CHINESE, _CHINESE_AND_MORE = r"[\u4e00-\u9fa5\u3040-\u30ff]+", "[\u4e00-\u9fa5\
 _V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
     r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # As the tokenizers of GPT-2, SmolLM, Llama 3, LFM2, Qwen 2 and 3.5, Seed-OSS, OLMo 1, GLM 4, MPT, BLOOM, Falcon and
 # DeepSeek have it in their tokenizer.json; those of DeepSeek LLM list their letters and signs.
@@ -74,6 +81,15 @@ RULES = {
     ),
     "deepseek-coder": split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE_AND_MORE, r"\p{N}"),
     "deepseek-v3": split(r"\p{N}{1,3}", _CHINESE, _V3),
+    "hunyuan-dense": split(r"\p{N}{1,3}", _CHINESE, _V3),
+    "minimax-m2": split(_GPT4O),
+    "exaone-moe": split(
+        _LLAMA3.replace("{1,3}", "")
+        .replace(r"\p{L}+", r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
+        .replace(r"+[\r\n]*|\s*[\r\n]+", r"+[\r\n/]?|\s*[\r\n]")
+    ),
+    # Digits from the end of a number by threes.
+    "afmoe": split(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", r"[\u4e00-\u9fff\u3040-\u30ff\uac00-\ud7af]+", _V3),
 }
 # Those of Qwen, of OLMo 1 and of MPT begin by making one character of "e" and its accent.
 _COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen", "olmo", "mpt")
@@ -245,7 +261,9 @@ _PHI3 = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "
 _TURNS = "<s> <|user|>\nwhat\n is<|end|>\n\n<|assistant|>\n that </s>\nend<|endoftext|>\n<unk> x"
 
 
-@pytest.mark.parametrize("told", [{"general.name": "Phi-3-mini"}, {"general.architecture": "phi3"}, {}])
+@pytest.mark.parametrize(
+    "told", [{"general.name": "Phi-3-mini"}, {"general.architecture": "phi3"}, {"general.architecture": "phimoe"}, {}]
+)
 def test_phi_3_s_tokens_take_the_space_behind_them(told: dict[str, str]) -> None:
     """As its tokenizer.json says, and no GGUF file."""
     words = ["\n", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]

@@ -272,7 +272,7 @@ def gguf_file(name: str, kind: str = "F32", tensors_in_part: int = 0, pooling: i
         for part in ("long", "short"):
             add(writer, f"rope_factors_{part}.weight", np.array(rope[f"{part}_factor"], np.float32))
     if rope.get("rope_type") == "llama3":
-        add(writer, "rope_freqs.weight", _llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
+        add(writer, "rope_freqs.weight", llama3_factors(rope, config["hidden_size"] // config["num_attention_heads"]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -466,7 +466,7 @@ def add_words(writer: gguf.GGUFWriter, count: int) -> None:
     writer.add_eos_token_id(257)
 
 
-def _llama3_factors(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
+def llama3_factors(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
     """By how much each wavelength is stretched (Llama 3.1), as converters write it."""
     waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
     original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]

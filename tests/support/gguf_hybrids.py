@@ -1,10 +1,9 @@
-"""GGUF files of small random models with states, by the package's writer and its names of tensors."""
+"""GGUF files of small random models that transformers computes, by the package's writer and its names of tensors."""
 
 import functools
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,20 +11,9 @@ import torch
 from safetensors.torch import load_file
 from support.foreign_factory import FOREIGN, foreign_folder
 from support.gguf_files import add, add_words, together
+from support.gguf_plain import PLAIN, WRITTEN_PLAIN, Config, Named, Written, add_xielu
 from support.model_factory import temporary_root, write_model
 from torch import Tensor
-
-Config = dict[str, Any]
-# Under the names that the package's map knows.
-Named = Iterator[tuple[str, Tensor]]
-
-
-class Written(NamedTuple):
-    """How converters write a model: as which architecture, what they say of it, and what becomes of a tensor."""
-
-    arch: str
-    describe: Callable[[gguf.GGUFWriter, Config], None]
-    change: Callable[[str, Tensor, Config], Named]
 
 
 def _describe(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -405,7 +393,7 @@ _MORE = {
     "nemotron_h_moe": ("nemotron_h", _NEMOTRON | _MOE),
     "falcon_h1_multiplied": ("falcon_h1", FOREIGN["falcon_h1"][1] | _MULTIPLIED),
     "gemma4_wide": ("gemma4_text", FOREIGN["gemma4_text"][1] | {"use_double_wide_mlp": True}),
-}
+} | PLAIN
 WRITTEN = {
     "lfm2": Written("lfm2", _describe_lfm2, _change_lfm2),
     "lfm2_moe": Written("lfm2moe", _describe_lfm2, _change_lfm2),
@@ -424,13 +412,13 @@ WRITTEN = {
     "gemma4_text": Written("gemma4", _describe_gemma4, _change_gemma4),
     "gemma4_experts": Written("gemma4", _describe_gemma4, _change_gemma4),
     "gemma4_wide": Written("gemma4", _describe_gemma4, _change_gemma4),
-}
+} | WRITTEN_PLAIN
 
 
 @functools.cache
 def plain_hybrid(name: str) -> Path:
     """The model as a folder of Hugging Face."""
-    if name in FOREIGN:
+    if name not in _MORE:
         return foreign_folder(FOREIGN[name][0], name)
     folder = temporary_root() / f"for-gguf-{name}"
     write_model(folder, *_MORE[name])
@@ -462,6 +450,8 @@ def hybrid_file(name: str, kind: str = "F32", num_guessing: int = 0) -> Path:
     tensors = load_file(plain_hybrid(name) / "model.safetensors")
     if written.arch == "gemma3n":
         tensors = _gemma3n_tensors(tensors, config)
+    if written.arch == "apertus":
+        add_xielu(writer, tensors)
     # Folders of Gemma 4 have its experts in one as files do.
     for own, tensor in (tensors if written.arch.startswith("gemma") else together(tensors)).items():
         for changed, array in written.change(own, tensor.float(), config):

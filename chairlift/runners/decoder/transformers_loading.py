@@ -93,7 +93,7 @@ def _refuse_made_up(empty: Any, folder: Path, packing: QuantizationConfig | None
     """Raise UnsupportedModel for what is in no file, and would be made up, before memory is taken for it."""
     wanted = {name: tuple(each.shape) for name, each in empty.named_parameters()}
     count = sum(map(math.prod, wanted.values()))
-    held = count_numbers(folder) or 0 if gguf is None else numbers_of(folder / GGUF_WEIGHTS)
+    held = count_numbers(folder) or 0 if gguf is None else numbers_of(folder / GGUF_WEIGHTS) + gguf.count_told()
     if count <= held:
         return
     for name, found in _shapes(folder, packing) if gguf is None else gguf.shapes():
