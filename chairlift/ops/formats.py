@@ -58,5 +58,5 @@ FORMATS = {each.name: each for each in _FORMATS}
 
 def is_float16(weight: Tensor) -> bool:
     """Whether float16 holds all numbers of a weight [out, in] as they are; what is no number it does not."""
-    parts = torch.split(weight, max(_LOOKED_AT // weight.shape[1], 1))
+    parts = torch.split(weight, max(_LOOKED_AT // max(weight.shape[1], 1), 1))
     return all(torch.equal(part.half().to(weight.dtype), part) for part in parts)
