@@ -126,7 +126,7 @@ class BuildProgress:
     def begin(self, total: int) -> None:
         """So many files are going to be compiled."""
         self.total = total
-        self._say(f"compiling native kernels, {total} files, which takes a minute or so")
+        self._say(f"compiling native kernels, {total} files, which takes a minute or two")
 
     def count(self, name: str) -> None:
         """One more file is compiled."""

@@ -61,11 +61,19 @@ struct Float32Format : PlainFormat<float, 1> {
     static constexpr const char *NAME = "float32";
 };
 
-// Weights that float16 holds, under rows of float32.
+// Weights that 16 bits hold, under rows of float32.
 struct Float16Format : PlainFormat<f16, 1> {
+    using Half = f16;
     using Multiplied = Float16Format;
     static constexpr FormatId ID = FormatId::FLOAT16;
     static constexpr const char *NAME = "float16";
+};
+
+struct WideBf16Format : PlainFormat<bf16, 1> {
+    using Half = bf16;
+    using Multiplied = WideBf16Format;
+    static constexpr FormatId ID = FormatId::WIDE_BFLOAT16;
+    static constexpr const char *NAME = "wide_bfloat16";
 };
 
 // Weights as integers from -127 to 127, rows as unsigned bytes.
@@ -177,7 +185,7 @@ template <typename... Each> struct FormatList {
         (void)((id == int32_t(Each::ID) && (f(Each{}), true)) || ...);
     }
 };
-using Formats = FormatList<Bf16Format, Int8Format, Int4Format, Float32Format, Float16Format>;
+using Formats = FormatList<Bf16Format, Int8Format, Int4Format, Float32Format, Float16Format, WideBf16Format>;
 
 // Whether rows of T are multiplied in a format: as they are where they have its size, and else rounded.
 template <typename Format, typename T>

@@ -259,6 +259,8 @@ template <> struct Parts<Float32Format> : WidenedParts<Float32Format> {};
 template <> inline constexpr bool HAS_PARTS<Float32Format> = true;
 template <> struct Parts<Float16Format> : WidenedParts<Float16Format> {};
 template <> inline constexpr bool HAS_PARTS<Float16Format> = true;
+template <> struct Parts<WideBf16Format> : WidenedParts<WideBf16Format> {};
+template <> inline constexpr bool HAS_PARTS<WideBf16Format> = true;
 #endif
 #if !defined(__AVX512BF16__)
 template <> struct Parts<Bf16Format> : WidenedParts<Bf16Format> {};

@@ -42,7 +42,7 @@ struct Batch {
 constexpr int PANEL = 32;
 
 // How packed weights lie: see format.h.
-enum class FormatId : int32_t { BFLOAT16 = 0, INT8 = 1, INT4 = 2, FLOAT32 = 3, FLOAT16 = 4 };
+enum class FormatId : int32_t { BFLOAT16 = 0, INT8 = 1, INT4 = 2, FLOAT32 = 3, FLOAT16 = 4, WIDE_BFLOAT16 = 5 };
 
 // What a format is, for comparison with the table in chairlift/ops/formats.py.
 struct FormatInfo {

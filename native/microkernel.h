@@ -143,12 +143,14 @@ template <> struct MicroKernel<Int8Format> {
 #if defined(HAVE_FLOAT32_PRODUCTS)
 template <> struct MicroKernel<Float32Format> : WidenedMicroKernel<Float32Format> {};
 template <> struct MicroKernel<Float16Format> : WidenedMicroKernel<Float16Format> {};
+template <> struct MicroKernel<WideBf16Format> : WidenedMicroKernel<WideBf16Format> {};
 #else
 template <> struct MicroKernel<Float32Format> {
     using Sum = float;
     static constexpr const char *PATH = nullptr;
 };
 template <> struct MicroKernel<Float16Format> : MicroKernel<Float32Format> {};
+template <> struct MicroKernel<WideBf16Format> : MicroKernel<Float32Format> {};
 #endif
 
 #if defined(HAVE_INT4_PRODUCTS)

@@ -1,7 +1,7 @@
 // Products of weights that are widened in registers, for processors that multiply their format not at all or more slowly:
 // bfloat16 to float32, by a shift and a mask, whose products are exact, so that only sums round; bytes to 16 bits, whose
 // products are summed exactly. What widening takes is shared by all rows of a tile, and rows are widened once for all panels.
-// And those of float32, which are as wide as they are multiplied, or are widened from float16.
+// And those of float32, which are as wide as they are multiplied, or are widened from 16 bits.
 #pragma once
 #include "blocks.h"
 #include "format.h"
@@ -34,8 +34,8 @@ template <> struct Widening<Bf16Format> {
 };
 #endif
 
-// Sets of kernels with more instructions for other formats leave this one to the set below them: see dispatch.cpp.
-#if defined(__AVX2__) && !defined(__AVX512BF16__) && !defined(__AVXVNNI__)
+// Sets of kernels with more instructions for other formats leave these to the set below them: see dispatch.cpp.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 #define HAVE_FLOAT32_PRODUCTS
 template <> struct Widening<Float32Format> {
     using Number = float;
@@ -48,13 +48,15 @@ template <> struct Widening<Float32Format> {
     static Vector start(const Panel &, int) { return Vector{}; }
 };
 
-template <> struct Widening<Float16Format> : Widening<Float32Format> {
+template <typename Format> struct WideningHalves : Widening<Float32Format> {
     static constexpr bool WIDENS = true;
 
     static Vector number(const char *step, int output, int) {
-        return load_wide(reinterpret_cast<const f16 *>(step) + output);
+        return load_wide(reinterpret_cast<const typename Format::Half *>(step) + output);
     }
 };
+template <> struct Widening<Float16Format> : WideningHalves<Float16Format> {};
+template <> struct Widening<WideBf16Format> : WideningHalves<WideBf16Format> {};
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)

@@ -32,7 +32,7 @@ from chairlift.ops.base import (
 )
 from chairlift.ops.drawing import best_allowed
 from chairlift.ops.encoder import EncoderForward, EncoderWeights, PlainEncoder
-from chairlift.ops.formats import FORMATS, WeightFormat, is_float16
+from chairlift.ops.formats import FORMATS, WeightFormat, narrowest
 from chairlift.ops.fused import FusedDecoder, can_fuse
 from chairlift.ops.fused_encoder import FusedEncoder, can_fuse_encoder
 from chairlift.ops.fused_mlp import FusedMlp
@@ -142,7 +142,7 @@ class CpuOps:
         found = self._format
         if found is None or not found.takes(weight.dtype, weight.shape[1]):
             return None
-        return FORMATS["float16"] if found.name == "float32" and is_float16(weight) else found
+        return narrowest(weight) if found.name == "float32" else found
 
     def _pack(
         self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None, gated: bool = False

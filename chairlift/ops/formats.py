@@ -52,11 +52,19 @@ _FORMATS = (
     WeightFormat("int4", 2, bits=4, block=(64, 1152), rows=torch.uint8, scaled=True, compensated=True),
     WeightFormat("float32", 3, bits=32, block=(1, 128), rows=torch.float32, scaled=False, compensated=False),
     WeightFormat("float16", 4, bits=16, block=(1, 64), rows=torch.float32, scaled=False, compensated=False),
+    WeightFormat("wide_bfloat16", 5, bits=16, block=(1, 64), rows=torch.float32, scaled=False, compensated=False),
 )
 FORMATS = {each.name: each for each in _FORMATS}
+# What weights of float32 are kept in where it holds all their numbers, and the type that tells.
+HALVES = {"float16": torch.float16, "wide_bfloat16": torch.bfloat16}
 
 
-def is_float16(weight: Tensor) -> bool:
-    """Whether float16 holds all numbers of a weight [out, in] as they are; what is no number it does not."""
+def narrowest(weight: Tensor) -> WeightFormat:
+    """The format in which a weight [out, in] of float32 takes the least memory and keeps its numbers."""
+    return FORMATS[next((name for name, dtype in HALVES.items() if _holds(dtype, weight)), "float32")]
+
+
+def _holds(dtype: torch.dtype, weight: Tensor) -> bool:
+    """Whether numbers of a type are all those of a weight; what is no number none is."""
     parts = torch.split(weight, max(_LOOKED_AT // max(weight.shape[1], 1), 1))
-    return all(torch.equal(part.half().to(weight.dtype), part) for part in parts)
+    return all(torch.equal(part.to(dtype).to(weight.dtype), part) for part in parts)

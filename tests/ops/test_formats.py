@@ -7,7 +7,7 @@ import torch
 from support.native_isa import ISAS, kernels_of, needs_native
 
 from chairlift.ops.cpu import CpuOps
-from chairlift.ops.formats import FORMATS, PANEL, WeightFormat, is_float16
+from chairlift.ops.formats import FORMATS, HALVES, PANEL, WeightFormat, narrowest
 from chairlift.ops.native import load_library, product_path
 from chairlift.ops.packed import PackedWeight
 
@@ -51,7 +51,7 @@ def test_a_packed_weight_reads_back(
     part = 1 if weight_format.bits == 4 else 0.5001
     most = exact.abs().amax(-1, keepdim=True) / steps * part if weight_format.scaled else 0
     # Numbers that are kept as bfloat16, or read back as such, are rounded to 8 bits, and those as float16 to 11.
-    kept = getattr(torch, weight_format.name) if not weight_format.scaled else weight_format.rows
+    kept = HALVES.get(weight_format.name, weight_format.rows)
     rounded = 2**-8 if torch.bfloat16 in (kept, dtype) else 2**-11 if kept == torch.float16 else 0
     smallest = 2**-25 if kept == torch.float16 else 0
     assert ((found - exact).abs() <= most + rounded * exact.abs() + smallest).all()
@@ -79,34 +79,39 @@ def test_float16_takes_the_nearest_of_two(isa: str) -> None:
     torch.testing.assert_close(found, halfway.half().float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("rows", [1, 4, 13, 200])
 @pytest.mark.parametrize("shape", [(33, 30), (96, 130), (1600, 577)], ids=str)
-def test_products_of_float16_are_those_of_float32(shape: tuple[int, int], rows: int, isa: str) -> None:
+def test_products_of_16_bits_are_those_of_float32(shape: tuple[int, int], rows: int, name: str, isa: str) -> None:
     """To the bit: they are widened, and summed in the same order."""
     library = load_library()[0]
-    if product_path(library, FORMATS["float16"]) is None:
+    if product_path(library, FORMATS[name]) is None:
         pytest.skip(f"{isa} leaves them to oneDNN")
     generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(*shape, generator=generator).half().float()
+    weight = torch.randn(*shape, generator=generator).to(HALVES[name]).float()
     x, bias = torch.randn(rows, shape[1], generator=generator), torch.randn(shape[0], generator=generator)
-    found, wanted = (PackedWeight(library, weight, bias, FORMATS[name]) for name in ("float16", "float32"))
+    found, wanted = (PackedWeight(library, weight, bias, FORMATS[each]) for each in (name, "float32"))
     assert torch.equal(found(x), wanted(x))
     assert torch.equal(found.best(x)[1], wanted.best(x)[1])
 
 
 @needs_native
-def test_weights_that_float16_holds_are_kept_so() -> None:
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("float16", [1 + 2**-11, 2**-25, 1e6, float("nan")]), ("wide_bfloat16", [1 + 2**-8, 2**-140, float("nan")])],
+)
+def test_weights_that_16_bits_hold_are_kept_so(name: str, others: list[float]) -> None:
     ops = CpuOps(torch.float32)
-    if product_path(load_library()[0], FORMATS["float16"]) is None:
+    if product_path(load_library()[0], FORMATS[name]) is None:
         pytest.skip("they are left to oneDNN here")
-    weight = torch.randn(64, 4096, generator=torch.Generator().manual_seed(1)).half().float()
-    assert is_float16(weight)
+    weight = torch.randn(64, 4096, generator=torch.Generator().manual_seed(1)).to(HALVES[name]).float()
+    assert narrowest(weight) is FORMATS[name]
     assert ops.linear(weight, None).nbytes == 2 * weight.numel()
     # One number in the last row is enough.
-    for other in (1 + 2**-11, 2**-25, 1e6, float("nan")):
+    for other in others:
         changed = weight.clone()
         changed[63, 4095] = other
-        assert not is_float16(changed)
+        assert narrowest(changed) is FORMATS["float32"]
         assert ops.linear(changed, None).nbytes == 4 * weight.numel()
 
 
