@@ -1,9 +1,8 @@
-// Products with weights that are packed once: x * weight^T, summed in float32 (of float32 and bfloat16) or exactly in
-// int32 (int8 and int4).
+// Products with weights that are packed once: x * weight^T, summed in float32 or, of int8 and int4, exactly in int32.
 //
 // The weight [out_features, in_features] is packed in panels of 32 outputs, and a panel in steps, each holding every
-// output's weights for as many inputs as lie in 4 bytes of a row: two of bfloat16 or four bytes, which is what one
-// vdpbf16ps or vpdpbusd multiplies. At few rows the weight streams from memory once; at many a panel stays in the cache
+// output's weights for as many inputs as lie in 4 bytes of a row: one of float32, two of bfloat16 or four bytes. So much
+// one vdpbf16ps or vpdpbusd multiplies. At few rows the weight streams from memory once; at many a panel stays in the cache
 // while the rows pass by. A row's sums run over the inputs in one order, whatever the number of rows or threads.
 #pragma once
 #include <algorithm>

@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from support.decoder_harness import all_logits, make_runner, prompts
 from support.gguf_files import add, gguf_file
-from support.gguf_hybrids import WRITTEN, hybrid_file, plain_hybrid
+from support.gguf_hybrids import WRITTEN, hybrid_file, plain_hybrid, told
 from support.model_factory import edited_folder
 
 from chairlift.errors import UnsupportedModel
@@ -93,15 +93,6 @@ def test_a_tensor_of_another_shape_is_named(length: int, tmp_path: Path) -> None
     said = r"'model\.layers\.0\.feed_forward\.w\d\.weight' has shape \[(256, 64|64, 256)\], but config\.json asks for"
     with pytest.raises(UnsupportedModel, match=rf"{said} \[({length}, 64|64, {length})\]"):
         make_runner(folder_of(path))
-
-
-def told(name: str, **more: Any) -> dict[str, Any]:
-    """The config.json of a file of which more is told, under its architecture's name; None takes a key away."""
-    file = GgufFile(hybrid_file(name))
-    prefix = f"{file.metadata['general.architecture']}."
-    file.metadata |= {f"{prefix}{key}": value for key, value in more.items()}
-    file.metadata = {key: value for key, value in file.metadata.items() if value is not None}
-    return hybrid_config(file)
 
 
 def test_layers_that_guess_tokens_are_left_out() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.decoder_harness import all_logits, make_runner, prompts
-from support.gguf_files import add
-from support.gguf_hybrids import hybrid_file, plain_hybrid
+from support.gguf_files import add, filled_file
+from support.gguf_hybrids import hybrid_file, plain_hybrid, told
 from support.gguf_plain import WRITTEN_PLAIN
 
 from chairlift.errors import UnsupportedModel
@@ -41,14 +41,11 @@ def loaded(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def small_file(path: Path, arch: str, fill: Callable[[gguf.GGUFWriter], object]) -> Path:
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(3)
-    fill(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    def of_three_layers(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(3)
+        fill(writer)
+
+    return filled_file(path, arch, of_three_layers)
 
 
 @pytest.mark.parametrize("name", WRITTEN_PLAIN)
@@ -61,15 +58,6 @@ def test_tensors_are_those_of_the_folder(name: str) -> None:
             torch.testing.assert_close(found[own], tensor, atol=2e-7, rtol=0)
         else:
             assert torch.equal(found[own], tensor), own
-
-
-def told(name: str, **more: Any) -> dict[str, Any]:
-    """The config.json of a file of which more is told, under its architecture's name; None takes a key away."""
-    file = GgufFile(hybrid_file(name))
-    prefix = f"{file.metadata['general.architecture']}."
-    file.metadata |= {f"{prefix}{key}": value for key, value in more.items()}
-    file.metadata = {key: value for key, value in file.metadata.items() if value is not None}
-    return hybrid_config(file)
 
 
 @pytest.mark.parametrize(

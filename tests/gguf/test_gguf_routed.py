@@ -1,12 +1,11 @@
 """GGUF files of models with latent attention or experts of DeepSeek's kind, and what of them is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from support.gguf_files import add, gguf_file
+from support.gguf_files import add, filled_file, gguf_file
 
 from chairlift.errors import UnsupportedModel
 from chairlift.gguf.gguf_file import GgufFile
@@ -55,16 +54,6 @@ def test_what_is_not_computed_is_refused_by_its_key(name: str, key: str, value: 
     assert said in str(refused.value)
 
 
-def small_file(path: Path, fill: Callable[[gguf.GGUFWriter], object]) -> Path:
-    writer = gguf.GGUFWriter(path, "deepseek2")
-    fill(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("values", [(3, 4, 5), (2, 4, 6), (2, 20)])
 def test_keys_and_values_that_are_not_of_one_latent_are_named(values: tuple[int, ...], tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -72,7 +61,7 @@ def test_keys_and_values_that_are_not_of_one_latent_are_named(values: tuple[int,
         add(writer, "blk.0.attn_v_b.weight", np.zeros(values, np.float32))
 
     with pytest.raises(UnsupportedModel, match=r"'blk\.0\.attn_k_b\.weight' is for \[2, 5, 3\], and"):
-        GgufTensors(small_file(tmp_path / "m.gguf", fill))
+        GgufTensors(filled_file(tmp_path / "m.gguf", "deepseek2", fill))
 
 
 def test_keys_and_values_of_a_latent_are_those_of_a_folder(tmp_path: Path) -> None:
@@ -83,7 +72,7 @@ def test_keys_and_values_of_a_latent_are_those_of_a_folder(tmp_path: Path) -> No
         add(writer, "blk.0.attn_v_b.weight", values)
         add(writer, "blk.0.attn_k_b.weight", keys)
 
-    tensors = GgufTensors(small_file(tmp_path / "m.gguf", fill))
+    tensors = GgufTensors(filled_file(tmp_path / "m.gguf", "deepseek2", fill))
     assert tensors.keys() == [_BOTH]
     found = tensors.get_tensor(_BOTH).numpy()
     assert list(found.shape) == tensors.get_slice(_BOTH).get_shape() == [14, 5]
@@ -93,7 +82,8 @@ def test_keys_and_values_of_a_latent_are_those_of_a_folder(tmp_path: Path) -> No
 
 
 def test_without_its_values_a_latent_s_keys_are_missed(tmp_path: Path) -> None:
-    path = small_file(
-        tmp_path / "m.gguf", lambda writer: add(writer, "blk.0.attn_k_b.weight", np.zeros((2, 5, 3), np.float32))
-    )
+    def fill(writer: gguf.GGUFWriter) -> None:
+        add(writer, "blk.0.attn_k_b.weight", np.zeros((2, 5, 3), np.float32))
+
+    path = filled_file(tmp_path / "m.gguf", "deepseek2", fill)
     assert GgufTensors(path).keys() == ["model.layers.0.self_attn.k_b_proj.weight"]

@@ -5,12 +5,13 @@ differ by roundings, which int8 steps sometimes turn into a whole step.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.decoder_harness import all_logits, make_runner, prompts
 from support.model_factory import EXPERTS, ROUNDED, edited_folder, model_folder
 from support.model_factory import VARIANTS as FACTORY
@@ -269,6 +270,27 @@ def test_fusing_needs_all_weights_packed() -> None:
     assert make_runner(model_folder("llama"), ops="reference", quantization="int8").model.fused is None
 
 
+def changed_folder(path: Path, variant: str, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """A model's folder with other tensors."""
+    folder = edited_folder(path, model_folder(variant))
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def assert_as_reference(folder: Path) -> None:
+    texts = list(prompts().values())
+    found, wanted = (all_logits(make_runner(folder, ops=ops), texts) for ops in ("native", "reference"))
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+def rounded(part: Tensor) -> None:
+    """Make them numbers of float16."""
+    part.copy_(part.half())
+
+
 @pytest.mark.parametrize(
     ("variant", "name"),
     [
@@ -278,20 +300,25 @@ def test_fusing_needs_all_weights_packed() -> None:
 )
 def test_weights_in_turn_are_fused_only_in_one_format(variant: str, name: str, tmp_path: Path) -> None:
     """Where float16 holds the numbers of some experts or heads alone, operations run one by one, and are right."""
-    from safetensors.torch import load_file, save_file
-
-    folder = edited_folder(tmp_path / "some", model_folder(variant))
-    tensors = load_file(folder / "model.safetensors")
+    make_model(model_folder(variant), "float32")  # skips where nothing is fused
     # Of heads the first one's keys.
-    part = tensors[name][:16] if variant == "deepseek_v3" else tensors[name]
-    part.copy_(part.half())
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    if make_model(model_folder(variant), "float32").fused is not None:
-        assert make_runner(folder, ops="native").model.fused is None
-    texts = list(prompts().values())
-    found, wanted = (all_logits(make_runner(folder, ops=ops), texts) for ops in ("native", "reference"))
-    for one, other in zip(found, wanted, strict=True):
-        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+    count = 16 if variant == "deepseek_v3" else None
+    folder = changed_folder(tmp_path / "some", variant, lambda tensors: rounded(tensors[name][:count]))
+    assert make_runner(folder, ops="native").model.fused is None
+    assert_as_reference(folder)
+
+
+@pytest.mark.parametrize("name", ["layers.0.self_attn.o_proj", "layers.0.mlp.down_proj", "layers.1.mlp.gate_proj"])
+def test_others_are_fused_in_any_formats(name: str, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        rounded(tensors[f"model.{name}.weight"])
+        rounded(tensors["model.layers.1.mlp.up_proj.weight"])
+        rounded(tensors["lm_head.weight"])
+
+    folder = changed_folder(tmp_path / "some", "llama", change)
+    model = make_model(folder, "float32")
+    assert_near(run(model, fused=True), run(model, fused=False), UNROUNDED)
+    assert_as_reference(folder)
 
 
 @pytest.mark.parametrize("variant", ["llama_tied", "mixtral", "deepseek_v3", "gpt2"])
@@ -310,11 +337,6 @@ def test_a_pass_over_weights_of_float16_is_that_of_its_operations(variant: str) 
 )
 def test_a_broken_weight_breaks_what_comes_of_it(variant: str, name: str, tmp_path: Path) -> None:
     """Nothing finite comes out of a layer that is not a number, however the bytes are rounded and experts chosen."""
-    from safetensors.torch import load_file, save_file
-
-    folder = edited_folder(tmp_path / "broken", model_folder(variant))
-    tensors = load_file(folder / "model.safetensors")
-    tensors[name][:4] = float("nan")
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    folder = changed_folder(tmp_path / "broken", variant, lambda tensors: tensors[name][:4].fill_(float("nan")))
     model = make_model(folder, "float32", quantization="int8")
     assert all(hidden.isnan().all() for hidden in run(model, fused=True))

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -426,15 +427,19 @@ def _describe_as_hybrid(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None
     writer.add_rope_scaling_finetuned(True)
 
 
-def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_windows: bool) -> None:
-    rope = config.get("rope_parameters") or _PLAIN
-    if with_windows and "sliding_attention" in rope:
-        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
-    rope = rope.get("full_attention", rope)
-    if "partial_rotary_factor" in rope:
-        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * head_dim))
-    writer.add_rope_freq_base(rope["rope_theta"])
+def filled_file(path: Path, arch: str, fill: Callable[[gguf.GGUFWriter], object]) -> Path:
+    """A file of this architecture that has what `fill` adds."""
+    writer = gguf.GGUFWriter(path, arch)
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def describe_scaling(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    """Say of a rotation how it is stretched, by one factor or by YaRN."""
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -446,9 +451,21 @@ def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_win
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-        if "llama_4_scaling_beta" in rope:
-            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
-            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def _describe_rotation(writer: gguf.GGUFWriter, config: dict[str, Any], with_windows: bool) -> None:
+    rope = config.get("rope_parameters") or _PLAIN
+    if with_windows and "sliding_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    rope = rope.get("full_attention", rope)
+    if "partial_rotary_factor" in rope:
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * head_dim))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    describe_scaling(writer, rope)
+    if rope["rope_type"] == "yarn" and "llama_4_scaling_beta" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def add_words(writer: gguf.GGUFWriter, count: int) -> None:

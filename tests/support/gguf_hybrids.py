@@ -15,6 +15,9 @@ from support.gguf_plain import PLAIN, WRITTEN_PLAIN, Config, Named, Written, add
 from support.model_factory import temporary_root, write_model
 from torch import Tensor
 
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.hybrid_config import hybrid_config
+
 
 def _describe(writer: gguf.GGUFWriter, config: Config) -> None:
     """What is said of all."""
@@ -465,3 +468,12 @@ def hybrid_file(name: str, kind: str = "F32", num_guessing: int = 0) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def told(name: str, **more: Any) -> dict[str, Any]:
+    """The config.json of a file of which more is told, under its architecture's name; None takes a key away."""
+    file = GgufFile(hybrid_file(name))
+    prefix = f"{file.metadata['general.architecture']}."
+    file.metadata |= {f"{prefix}{key}": value for key, value in more.items()}
+    file.metadata = {key: value for key, value in file.metadata.items() if value is not None}
+    return hybrid_config(file)

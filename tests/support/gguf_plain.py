@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import gguf
 import torch
-from support.gguf_files import llama3_factors
+from support.gguf_files import describe_scaling, llama3_factors
 from support.model_factory import TINY
 from torch import Tensor
 
@@ -50,17 +50,7 @@ def describe_plain(writer: gguf.GGUFWriter, config: Config) -> None:
     if config.get("head_dim"):
         writer.add_value_length(config["head_dim"])
     rope = config["rope_parameters"]
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-    elif rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-        if "attention_factor" in rope:
-            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+    describe_scaling(writer, rope)
     if rope["rope_type"] != "dynamic":
         writer.add_rope_freq_base(rope["rope_theta"])
 
