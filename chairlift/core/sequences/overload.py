@@ -270,7 +270,7 @@ class LoadShedder:
         likely = self._stretched(wait, self.likely.value)
         following = ForeseenMoment(now + likely)
         if len(self._band) >= _LEAST_COMPARED:
-            early, late = (self._stretched(wait, ratio) for ratio in self._band.ends)
+            early, late = (self._stretched(wait, ratio) for ratio in self._band.ends(wait))
             following = ForeseenMoment(now + min(max(likely, early), late), now + early, now + late)
         start = ForeseenMoment(min(max(expected.start, now), following.expected))
         made = min(live.made(self._steps) + 1, live.request.max_tokens)
@@ -432,7 +432,7 @@ class LoadShedder:
     def _see(self, waited: float, expected: float) -> None:
         """Learn how far a wait is from what was expected."""
         ratio = (waited + self._negligible) / (expected + self._negligible)
-        self._band.observe(ratio)
+        self._band.observe(expected, ratio)
 
     # Keeping count
 
