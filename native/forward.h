@@ -9,6 +9,7 @@
 #include "elementwise.h"
 #include "experts.h"
 #include "latent.h"
+#include "recurrence.h"
 #include "staging.h"
 
 namespace {
@@ -23,6 +24,10 @@ class Plans {
     void make(const Decoder &decoder, const Batch &batch) {
         of_layers.clear();
         for (int64_t i = 0; i < decoder.num_layers; i++) {
+            if (decoder.layers[i].convolution) {
+                of_layers.push_back(nullptr);
+                continue;
+            }
             Heads heads = decoder.heads;
             heads.window = decoder.layers[i].window;
             Plan &plan = of_window[heads.window];
@@ -77,13 +82,19 @@ template <typename T> struct Workspace {
         const Heads &heads = decoder.heads;
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
-        const int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim;
+        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size;
         const typename LatentWorkspace<T>::Sizes latents(decoder, tokens);
         int64_t widest = std::max(sizes.widest, hidden_size);
-        for (int64_t i = 0; i < decoder.num_layers; i++) widest = std::max(widest, widest_of(decoder.layers[i]));
+        for (int64_t i = 0; i < decoder.num_layers; i++) {
+            const DecoderLayer &layer = decoder.layers[i];
+            widest = std::max(widest, widest_of(layer));
+            if (!layer.convolution) continue;
+            qkv_size = std::max(qkv_size, layer.qkv.out_features);
+            mixed_size = std::max(mixed_size, layer.convolution->channels);
+        }
         const int64_t routed = sizes.places ? tokens : 0;
         const int64_t staged = std::max(tokens, sizes.places);
-        const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * query_size) + sizes.gated +
+        const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * mixed_size) + sizes.gated +
                                     (routed + sizes.places) * hidden_size + latents.numbers();
         const int64_t scored = threads * (ROUTED_ROWS + 1) * sizes.experts, floats = routed + scored;
         // Behind all rows as many as a tile has may be read: see prepare_all.
@@ -93,8 +104,8 @@ template <typename T> struct Workspace {
         residual = arena.take<T>(tokens * hidden_size);
         gathered_residual = arena.take<T>(tokens * hidden_size);
         qkv = arena.take<T>(tokens * qkv_size);
-        query = arena.take<T>(tokens * query_size);
-        attention_out = arena.take<T>(tokens * query_size);
+        query = arena.take<T>(tokens * mixed_size);
+        attention_out = arena.take<T>(tokens * mixed_size);
         gated = arena.take<T>(sizes.gated);
         part = arena.take<T>(tokens * hidden_size);     // what is to be normalized before it is added
         normalized = arena.take<T>(routed * hidden_size);
@@ -192,20 +203,21 @@ template <typename T> class Forward {
         team.wait();
     }
 
-    // Gathers the rows whose logits are wanted: what follows the last attention needs no other.
-    void gather_logit_rows() {
+    // Gathers the rows whose logits are wanted: behind the last layer in which tokens meet, nothing needs the others.
+    void gather_logit_rows(const DecoderLayer &layer) {
+        const int64_t size = layer.convolution ? layer.convolution->channels : query_size;
         const Range range = team.share(pass.num_logits);
         for (int64_t i = range.begin; i < range.end; i++) {
             const int64_t from = pass.logit_rows[i];
-            std::memcpy(workspace.query + i * query_size, workspace.attention_out + from * query_size,
-                        sizeof(T) * query_size);
+            std::memcpy(workspace.query + i * size, workspace.attention_out + from * size, sizeof(T) * size);
             std::memcpy(workspace.gathered_residual + i * hidden_size, workspace.residual + from * hidden_size,
                         sizeof(T) * hidden_size);
         }
         team.wait();
     }
 
-    void attend_layer(const DecoderLayer &layer, const Plan &plan) {
+    // What a layer does with tokens beside each other; `plan` is that of its attention.
+    void mix_tokens(const DecoderLayer &layer, const Plan *plan) {
         const Tiles tiles(pass.num_tokens, team);
         if (layer.latent) {
             project_latent(layer, tiles);
@@ -213,10 +225,21 @@ template <typename T> class Forward {
             const Rows x = prepared(workspace.residual, tiles, layer.attention_pre_norm, layer.qkv);
             multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
         }
+        if (layer.convolution) return convolve_layer(*layer.convolution);
         if (decoder.heads.cache_dtype == INT8)
-            attend_cache<int8_t>(layer, plan);
+            attend_cache<int8_t>(layer, *plan);
         else
-            attend_cache<T>(layer, plan);
+            attend_cache<T>(layer, *plan);
+    }
+
+    // Each thread takes some channels of all sequences, so that one long prompt is shared, too.
+    void convolve_layer(const Convolution &conv) {
+        const StateSpans &spans = *pass.states;
+        const Range range = team.share(Channels::blocks(conv) * spans.count);
+        for (int64_t i = range.begin; i < range.end; i++)
+            short_convolution(spans, conv, i % spans.count, i / spans.count, static_cast<const T *>(workspace.qkv),
+                              workspace.attention_out);
+        team.wait();
     }
 
     // Queries of all heads, and the one of keys and of values, side by side as those of other layers are.
@@ -387,9 +410,9 @@ template <typename T> class Forward {
         int64_t rows = pass.num_tokens;
         for (int64_t index = 0; index < decoder.num_layers; index++) {
             const DecoderLayer &layer = decoder.layers[index];
-            attend_layer(layer, *plans[index]);
+            mix_tokens(layer, plans[index]);
             if (index == decoder.num_layers - 1 && pass.num_logits < rows) {
-                gather_logit_rows();
+                gather_logit_rows(layer);
                 attention_out = workspace.query, residual = workspace.gathered_residual, rows = pass.num_logits;
             }
             if (rows) feed_forward(layer, attention_out, residual, rows);

@@ -105,6 +105,34 @@ struct Latent {
     float eps;                      // of both norms
 };
 
+// Through which states the tokens of a step go, as chairlift.ops.base.StateSpans has it: sequence i owns the tokens
+// [starts[i], starts[i + 1]) and the state in row rows[i]. Its cuts are [first_cut[i], first_cut[i + 1]): after so many of
+// its tokens, and before its last, its state is copied to a row.
+struct StateSpans {
+    const int64_t *rows, *starts, *first_cut, *cut_after, *cut_rows;
+    int64_t count;
+};
+
+// Where one layer's states lie: that of row r at base + r * stride bytes.
+struct States {
+    char *base;
+    int64_t stride;
+};
+
+// Inputs of each channel that a convolution may see at once.
+constexpr int64_t MAX_TAPS = 16;
+
+// A causal convolution of each channel by itself. x [tokens, channels], its rows x_stride apart; weight [channels, taps];
+// bias [channels] or null; out [tokens, channels]; states [channels, taps]. All of the activations' type. Of a decoder's
+// layer x and out are the pass's.
+struct Convolution {
+    const void *x, *weight, *bias;
+    void *out;
+    States state;
+    int64_t x_stride, channels, taps;
+    int32_t silu;
+};
+
 // How queries and keys are turned at each position, and by what queries grow there.
 struct RotaryTable {
     const float *cos_sin;       // [positions, head_dim]: cosines of all pairs, then sines
@@ -118,6 +146,7 @@ struct DecoderLayer {
     Weight qkv, out, gate_up, down;
     const Experts *experts;     // if there are any, gate_up and down are not used
     const Latent *latent;       // if there is one, qkv is not used
+    const Convolution *convolution;     // if there is one, it stands in the place of attention: see short_convolution
     const float *sinks;         // of each head a score of nothing that every token sees; null: there are none
     void *k_cache, *v_cache;
     RotaryTable rotation;
@@ -142,6 +171,7 @@ struct Pass {
     const int64_t *token_ids, *positions, *slots, *logit_rows;
     int64_t num_tokens, num_logits;
     Batch batch;
+    const StateSpans *states;       // where layers have any
     // Does a part of something else, while the others compute, and says whether there is more; null: there is nothing.
     int32_t (*side_work)();
 };
@@ -187,33 +217,6 @@ struct Draws {
     const int64_t *top_k;
     const double *uniform;  // [rows, count]
     int64_t count;
-};
-
-// Through which states the tokens of a step go, as chairlift.ops.base.StateSpans has it: sequence i owns the tokens
-// [starts[i], starts[i + 1]) and the state in row rows[i]. Its cuts are [first_cut[i], first_cut[i + 1]): after so many of
-// its tokens, and before its last, its state is copied to a row.
-struct StateSpans {
-    const int64_t *rows, *starts, *first_cut, *cut_after, *cut_rows;
-    int64_t count;
-};
-
-// Where one layer's states lie: that of row r at base + r * stride bytes.
-struct States {
-    char *base;
-    int64_t stride;
-};
-
-// Inputs of each channel that a convolution may see at once.
-constexpr int64_t MAX_TAPS = 16;
-
-// A causal convolution of each channel by itself. x [tokens, channels], its rows x_stride apart; weight [channels, taps];
-// bias [channels] or null; out [tokens, channels]; states [channels, taps]. All of the activations' type.
-struct Convolution {
-    const void *x, *weight, *bias;
-    void *out;
-    States state;
-    int64_t x_stride, channels, taps;
-    int32_t silu;
 };
 
 // The gated delta rule. q, k [tokens, key_heads, key_dim] and v [tokens, value_heads, value_dim] of the activations' type,

@@ -171,6 +171,7 @@ constexpr Field LAYOUT[] = {
     FIELD(DecoderLayer, down),
     FIELD(DecoderLayer, experts),
     FIELD(DecoderLayer, latent),
+    FIELD(DecoderLayer, convolution),
     FIELD(DecoderLayer, sinks),
     FIELD(DecoderLayer, k_cache),
     FIELD(DecoderLayer, v_cache),
@@ -199,6 +200,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Pass, num_tokens),
     FIELD(Pass, num_logits),
     FIELD(Pass, batch),
+    FIELD(Pass, states),
     FIELD(Pass, side_work),
 
     STRUCTURE(LayerNorm),

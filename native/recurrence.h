@@ -43,59 +43,105 @@ inline __attribute__((always_inline)) void go_through(const StateSpans &spans, i
     keep(spans.rows[sequence]);
 }
 
-// out[t][c] = sum over taps j of weight[c][j] * (the input j - taps + 1 tokens from t)[c] + bias[c], then SiLU if
-// asked. A state [channels][taps] has the last inputs, the newest last.
+// Where the channels of a convolution begin that are the `block`-th, and how many there are.
+struct Channels {
+    int64_t first, width;
+
+    Channels(const Convolution &conv, int64_t block)
+        : first(block * CHANNELS), width(first + CHANNELS <= conv.channels ? CHANNELS : conv.channels - first) {}
+
+    static int64_t blocks(const Convolution &conv) { return (conv.channels + CHANNELS - 1) / CHANNELS; }
+};
+
+// Takes some channels through a sequence's tokens. Of token t `input(t, to)` gives what they see, and `output(t, sums)`
+// gets for each the sum over taps j of weight[c][j] * (the input j - taps + 1 tokens from t)[c] + bias[c]. A state
+// [channels][taps] has the last inputs, the newest last.
+template <typename T, typename Input, typename Output>
+inline __attribute__((always_inline)) void convolve(const StateSpans &spans, const Convolution &conv, int64_t sequence,
+                                                    const Channels &channels, Input input, Output output) {
+    const int64_t taps = conv.taps, first = channels.first, width = channels.width;
+    const T *weight = static_cast<const T *>(conv.weight), *bias = static_cast<const T *>(conv.bias);
+    const auto state_of = [&](int64_t row) {
+        return reinterpret_cast<T *>(conv.state.base + row * conv.state.stride) + first * taps;
+    };
+    // Of each tap, what its channels see and what they multiply it with.
+    alignas(64) float seen[MAX_TAPS][CHANNELS] = {}, factor[MAX_TAPS][CHANNELS] = {}, start[CHANNELS] = {};
+    const T *state = state_of(spans.rows[sequence]);
+    for (int64_t c = 0; c < width; c++) {
+        start[c] = bias ? widen(bias[first + c]) : 0.0f;
+        for (int64_t j = 0; j < taps; j++) {
+            seen[j][c] = widen(state[c * taps + j]);
+            factor[j][c] = widen(weight[(first + c) * taps + j]);
+        }
+    }
+    go_through(
+        spans, sequence,
+        [&](int64_t t) {
+            for (int64_t j = 0; j + 1 < taps; j++) std::memcpy(seen[j], seen[j + 1], sizeof seen[j]);
+            input(t, seen[taps - 1]);
+            alignas(64) float sums[CHANNELS];
+            for (int v = 0; v < CHANNEL_VECTORS; v++) {
+                vfloat sum = load(start + v * LANES);
+                for (int64_t j = 0; j < taps; j++) sum += load(seen[j] + v * LANES) * load(factor[j] + v * LANES);
+                store(sums + v * LANES, sum);
+            }
+            output(t, sums);
+        },
+        [&](int64_t row) {
+            T *kept = state_of(row);
+            for (int64_t c = 0; c < width; c++)
+                for (int64_t j = 0; j < taps; j++) kept[c * taps + j] = narrow<T>(seen[j][c]);
+        });
+}
+
+// A convolution by itself, followed by SiLU if asked.
 template <typename T> void causal_conv(const StateSpans &spans, const Convolution &conv) {
-    const int64_t blocks = (conv.channels + CHANNELS - 1) / CHANNELS, taps = conv.taps;
-    const T *x = static_cast<const T *>(conv.x), *weight = static_cast<const T *>(conv.weight);
-    const T *bias = static_cast<const T *>(conv.bias);
+    const int64_t blocks = Channels::blocks(conv);
+    const T *x = static_cast<const T *>(conv.x);
     T *out = static_cast<T *>(conv.out);
-    const int64_t work = spans.starts[spans.count] * conv.channels * taps;
+    const int64_t work = spans.starts[spans.count] * conv.channels * conv.taps;
 #pragma omp parallel for collapse(2) schedule(dynamic, 4) if (work >= 65536)
     for (int64_t sequence = 0; sequence < spans.count; sequence++) {
         for (int64_t block = 0; block < blocks; block++) {
-            const int64_t first = block * CHANNELS;
-            const int64_t width = first + CHANNELS <= conv.channels ? CHANNELS : conv.channels - first;
-            const auto state_of = [&](int64_t row) {
-                return reinterpret_cast<T *>(conv.state.base + row * conv.state.stride) + first * taps;
-            };
-            // Of each tap, what its channels see and what they multiply it with.
-            alignas(64) float seen[MAX_TAPS][CHANNELS] = {}, factor[MAX_TAPS][CHANNELS] = {}, start[CHANNELS] = {};
-            const T *state = state_of(spans.rows[sequence]);
-            for (int64_t c = 0; c < width; c++) {
-                start[c] = bias ? widen(bias[first + c]) : 0.0f;
-                for (int64_t j = 0; j < taps; j++) {
-                    seen[j][c] = widen(state[c * taps + j]);
-                    factor[j][c] = widen(weight[(first + c) * taps + j]);
-                }
-            }
-            go_through(
-                spans, sequence,
-                [&](int64_t t) {
+            const Channels channels(conv, block);
+            const int64_t first = channels.first, width = channels.width;
+            convolve<T>(
+                spans, conv, sequence, channels,
+                [&](int64_t t, float *to) {
                     const T *row = x + t * conv.x_stride + first;
-                    for (int64_t j = 0; j + 1 < taps; j++) std::memcpy(seen[j], seen[j + 1], sizeof seen[j]);
-                    for (int64_t c = 0; c < width; c++) seen[taps - 1][c] = widen(row[c]);
-                    alignas(64) float sums[CHANNELS];
-                    for (int v = 0; v < CHANNEL_VECTORS; v++) {
-                        vfloat sum = load(start + v * LANES);
-                        for (int64_t j = 0; j < taps; j++)
-                            sum += load(seen[j] + v * LANES) * load(factor[j] + v * LANES);
-                        store(sums + v * LANES, sum);
-                    }
+                    for (int64_t c = 0; c < width; c++) to[c] = widen(row[c]);
+                },
+                [&](int64_t t, float *sums) {
                     if (conv.silu) {
                         for (int64_t c = 0; c < width; c++) sums[c] = widen(narrow<T>(sums[c]));
                         for (int v = 0; v < CHANNEL_VECTORS; v++) store(sums + v * LANES, silu(load(sums + v * LANES)));
                     }
                     T *to = out + t * conv.channels + first;
                     for (int64_t c = 0; c < width; c++) to[c] = narrow<T>(sums[c]);
-                },
-                [&](int64_t row) {
-                    T *kept = state_of(row);
-                    for (int64_t c = 0; c < width; c++)
-                        for (int64_t j = 0; j < taps; j++) kept[c * taps + j] = narrow<T>(seen[j][c]);
                 });
         }
     }
+}
+
+// A convolution between two gates (LFM2): of tokens [tokens, 3 * channels] a gate before it, one behind it, and x. One
+// block of one sequence's channels; out [tokens, channels].
+template <typename T>
+void short_convolution(const StateSpans &spans, const Convolution &conv, int64_t sequence, int64_t block,
+                       const T *tokens, T *out) {
+    const Channels channels(conv, block);
+    const int64_t first = channels.first, width = channels.width, size = conv.channels;
+    convolve<T>(
+        spans, conv, sequence, channels,
+        [&](int64_t t, float *to) {
+            const T *before = tokens + t * 3 * size + first, *x = before + 2 * size;
+            for (int64_t c = 0; c < width; c++) to[c] = widen(narrow<T>(widen(before[c]) * widen(x[c])));
+        },
+        [&](int64_t t, float *sums) {
+            const T *behind = tokens + t * 3 * size + size + first;
+            T *to = out + t * size + first;
+            for (int64_t c = 0; c < width; c++)
+                to[c] = narrow<T>(widen(narrow<T>(sums[c])) * widen(behind[c]));
+        });
 }
 
 // Values as floats, divided by their length if asked, and multiplied.

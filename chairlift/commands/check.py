@@ -131,6 +131,8 @@ def _of_sequences(found: _LookedUp, config: DecoderConfig) -> Rows:
         ("positions", f"{config.max_positions:,}"),
         *_of_weights(found, held, free, computed, config.dtype),
     ]
+    if states := config.state_bytes(_CACHES[computed][0]):
+        rows.append(("states", f"{states:,} bytes a sequence, and as many a snapshot"))
     for name, (itemsize, scale) in _CACHES.items():
         each, mark = config.kv_bytes_per_token(itemsize, scale), _AUTO if name == computed else ""
         settings = SequenceConfig(model=str(found.folder))

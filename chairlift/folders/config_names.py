@@ -62,6 +62,37 @@ def opt(raw: Raw) -> Raw:
     return {**found, "layer_norm_eps": 1e-5, "num_key_value_heads": None}
 
 
+def lfm2(raw: Raw) -> Raw:
+    """LFM2: the first folders list the layers with attention, and of an MLP's size two thirds are meant."""
+    found = _named({"intermediate_size": 12288, **raw}, {"intermediate_size": "block_ff_dim"})
+    found["tie_word_embeddings"] = _ties_lfm2(raw)
+    if raw.get("layer_types") is None and raw.get("full_attn_idxs") is not None:
+        full, layers = set(raw["full_attn_idxs"]), range(positive_size(raw, "num_hidden_layers"))
+        found["layer_types"] = ["full_attention" if layer in full else "conv" for layer in layers]
+    if raw.get("block_auto_adjust_ff_dim", True):
+        found["intermediate_size"] = _two_thirds(raw, positive_size(found, "intermediate_size"))
+    return found
+
+
+def lfm2_moe(raw: Raw) -> Raw:
+    """LFM2 with experts, which are chosen with a bias."""
+    _refuse(raw, {"use_expert_bias": True})
+    return {"intermediate_size": 7168, **raw, "tie_word_embeddings": _ties_lfm2(raw)}
+
+
+def _ties_lfm2(raw: Raw) -> bool:
+    return bool(raw.get("tie_embedding", raw.get("tie_word_embeddings", True)))
+
+
+def _two_thirds(raw: Raw, size: int) -> int:
+    """Of a size, then multiplied and rounded up to whole multiples as config.json says."""
+    size, factor = int(2 * size / 3), raw.get("block_ffn_dim_multiplier", 1.0)
+    if factor is None:
+        return size
+    multiple = positive_size({"block_multiple_of": 256, **raw}, "block_multiple_of")
+    return multiple * -(-int(factor * size) // multiple)
+
+
 def deepseek2(raw: Raw) -> Raw:
     """DeepSeek V2: experts are in groups only where the way in which they are chosen is by these."""
     _refuse(raw, {"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1})

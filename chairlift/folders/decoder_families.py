@@ -14,6 +14,8 @@ from chairlift.folders.config_names import (
     glm4_lite,
     gpt,
     gpt_neox,
+    lfm2,
+    lfm2_moe,
     minicpm3,
     mpt,
     opt,
@@ -30,6 +32,7 @@ from chairlift.folders.expert_rules import (
     GLM4_LITE,
     GPT_OSS,
     GRANITE,
+    LFM2_MOE,
     MIXTRAL,
     OLMOE,
     QWEN2,
@@ -65,6 +68,7 @@ from chairlift.folders.tensor_names import (
     GPT_NEOX,
     JOINT,
     JOINT_MLP,
+    LFM2,
     MPT,
     OPT,
     STARCODER2,
@@ -97,6 +101,17 @@ _SLOPED: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eps_field": "layer_norm_epsilon",
     "rotated": rotated_none,
+}
+
+_LFM2: dict[str, Any] = {
+    "names": LFM2,
+    "norms": LayerNorms("operator_norm", mlp_pre="ffn_norm"),
+    "qk_norm": "head",
+    "tied": True,
+    "rms_norm_eps": 1e-5,
+    "eps_field": "norm_eps",
+    "rope_theta": 1e6,
+    "short_convolutions": True,
 }
 
 FAMILIES: dict[str, DecoderFamily] = {
@@ -441,4 +456,6 @@ FAMILIES: dict[str, DecoderFamily] = {
     ),
     "gpt2": DecoderFamily(names=GPT2, activation=("activation_function", "gelu_new"), **_GPT),
     "gpt_bigcode": DecoderFamily(names=GPT_BIGCODE, activation=("activation_function", "gelu_pytorch_tanh"), **_GPT),
+    "lfm2": DecoderFamily(dialect=lfm2, **_LFM2),
+    "lfm2_moe": DecoderFamily(dialect=lfm2_moe, experts=LFM2_MOE, **_LFM2),
 }

@@ -48,6 +48,7 @@ class DecoderFamily:
     scores. `caps`: the fields with caps of scores and logits, and what it means to leave them out. `sinks`: the files
     have one for each head. `quantized`: the `quant_method` of folders that are packed so. `experts`: how the config
     describes those of layers that have any in place of one MLP. `latent`: keys and values are made of a latent.
+    `short_convolutions`: layers may have one in place of attention.
     `both_ways`: the field by which tokens see what follows them, within the half of a window to either side. `grows`:
     queries may grow with their positions.
     """
@@ -87,6 +88,7 @@ class DecoderFamily:
     quantized: str | None = None
     experts: ExpertRule | None = None
     latent: bool = False
+    short_convolutions: bool = False
     both_ways: str | None = None
     grows: bool = False
 

@@ -25,11 +25,11 @@ def every_so_many(raw: Raw, num_layers: int) -> WhichLayers:
     return tuple(layer not in dense and not (layer + 1) % every for layer in range(num_layers))
 
 
-def all_but_the_first(default: int) -> Callable[[Raw, int], WhichLayers]:
-    """GLM: from one layer on."""
+def all_but_the_first(default: int, field: str = "first_k_dense_replace") -> Callable[[Raw, int], WhichLayers]:
+    """GLM: from one layer on, which a `field` gives."""
 
     def layers(raw: Raw, num_layers: int) -> WhichLayers:
-        first = int(raw.get("first_k_dense_replace", default) or 0)
+        first = int(raw.get(field, default) or 0)
         return tuple(layer >= first for layer in range(num_layers))
 
     return layers
@@ -233,6 +233,19 @@ ERNIE4_5 = ExpertRule(
     least_sum=("moe_norm_min", 1e-12),
     layers=from_one_to_another,
     names=ExpertNames(choice_bias="mlp.moe_statics.e_score_correction_bias"),
+)
+LFM2_MOE = ExpertRule(
+    scoring="sigmoid",
+    renormalized=("norm_topk_prob", True),
+    scale="routed_scaling_factor",
+    layers=all_but_the_first(2, "num_dense_layers"),
+    names=ExpertNames(
+        router="feed_forward.gate.weight",
+        choice_bias="feed_forward.expert_bias",
+        experts="feed_forward.experts.{}",
+        parts=("w1", "w3", "w2"),
+        together=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    ),
 )
 GPT_OSS = ExpertRule(
     count=("num_local_experts", "num_experts"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.model_json import is_classifier, positive_size, read_model_json, values_checked
 from chairlift.folders.multimodal import is_native
@@ -12,6 +13,7 @@ from chairlift.folders.sentence_files import SentenceFiles, pools, scores_logits
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 # Names of architectures with a head that end like those without any: GPT2LMHeadModel, Qwen2ForRewardModel.
+_WITH_STATES = [name for name, family in DECODERS.items() if family.short_convolutions]
 _HEADS = ("Head", "For")
 
 
@@ -33,8 +35,13 @@ def _is_headless(architecture: str) -> bool:
     return architecture.endswith("Model") and not any(each in architecture for each in _HEADS)
 
 
-def check_direction(raw: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModel for a decoder that embeds by code of its own, which may let tokens see what follows."""
+def check_reads(raw: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel for a decoder that does not embed.
+
+    That is one with states, or one that embeds by code of its own, which may let tokens see what follows.
+    """
+    if raw.get("model_type") in _WITH_STATES:
+        raise UnsupportedModel(f"model_type {raw['model_type']!r} is served to write texts, and not to embed them")
     own = raw.get("auto_map")
     if isinstance(own, dict) and "AutoModel" in own and raw.get("is_causal") is None:
         code = "auto_map names code in the model's folder, which is never run and may let tokens see those that follow"

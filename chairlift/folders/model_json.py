@@ -42,6 +42,8 @@ _MOST: dict[str, int] = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 2**14),
     "num_nextn_predict_layers": 2**8,
     "expansion_ratio": 2**8,
+    "conv_L_cache": 2**8,
+    "block_multiple_of": 2**16,
     **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval", "moe_every_n_layers"), 2**12),
 }
 

@@ -10,10 +10,10 @@ class TensorNames:
     All but the head begin with `base`, where the files have any prefix, and those of a layer with `layers` and its
     number. What is one projection, of `qkv` or of `gate_up`, may be one tensor, or one for each part. Names of
     `gate_up` and `down` follow that of the `mlp`. With `grouped` heads the rows of `qkv` are, for each head of
-    keys, the queries' that belong to it, its own and its values'. `transposed`: projections of layers are [in,
-    out]. The embedding may have an `embedding_norm`. `position_offset`: so many rows come before the first position's.
-    `head` has all names that it may have. `derived`: endings of names of what only follows from config.json. `ahead`:
-    beginnings of names of what only guesses the tokens after the next.
+    keys, the queries' that belong to it, its own and its values'. `head_norms` are those of queries and keys.
+    `transposed`: projections of layers are [in, out]. The embedding may have an `embedding_norm`. `position_offset`: so
+    many rows come before the first position's. `head` has all names that it may have. `derived`: endings of names of
+    what only follows from config.json. `ahead`: beginnings of names of what only guesses the tokens after the next.
     """
 
     base: str = "model."
@@ -26,6 +26,7 @@ class TensorNames:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     grouped: bool = False
     out: str = "self_attn.o_proj"
+    head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     mlp: str = "mlp."
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
@@ -37,6 +38,14 @@ class TensorNames:
 
 LLAMA = TensorNames()
 ERNIE = TensorNames(ahead=("mtp_",))
+LFM2 = TensorNames(
+    norm="embedding_norm",
+    out="self_attn.out_proj",
+    head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+    mlp="feed_forward.",
+    gate_up=("w1", "w3"),
+    down="w2",
+)
 JOINT_MLP = TensorNames(gate_up=("gate_up_proj",))
 JOINT = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",))
 STARCODER2 = TensorNames(gate_up=("c_fc",), down="c_proj")

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chairlift.ops.short_convolution import ShortConvolution
+
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
 KVCache = tuple[Tensor, ...]
 Ints = NDArray[np.int64]
@@ -192,7 +194,8 @@ class DenseMlp:
 
 @dataclass(slots=True, frozen=True)
 class DecoderLayer:
-    """One layer's weights. `qkv` is one fused projection; `sinks` are as in `Ops.attention`.
+    """One layer's weights. `qkv` is one fused projection; `sinks` are as in `Ops.attention`. In the place of attention
+    there may be a `convolution`, for which `qkv` makes its gates and what it sees.
 
     Norms are None where there is none: of what attention and the MLP are given (pre) and of what they give, before it
     is added to the residual (post). If it is `parallel` the MLP is given what attention is given, and what both give
@@ -202,6 +205,7 @@ class DecoderLayer:
     heads: HeadShape
     attention_pre_norm: Tensor | None
     qkv: Linear
+    convolution: ShortConvolution | None
     sinks: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None

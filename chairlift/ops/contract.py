@@ -95,11 +95,15 @@ class Ops(Protocol):
         ...
 
     def fuse(
-        self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]
+        self,
+        weights: DecoderWeights,
+        caches: Sequence[KVCache],
+        rotations: Sequence[RotaryTable],
+        states: Sequence[Tensor | None],
     ) -> Forward | None:
         """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing.
 
-        `caches` and `rotations` are those of each layer.
+        `caches`, `rotations` and `states` are those of each layer: one with states has no cache, which is then empty.
         """
         ...
 

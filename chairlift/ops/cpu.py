@@ -181,10 +181,14 @@ class CpuOps:
         return self._pack(weight, None) or PlainHead(weight)
 
     def fuse(
-        self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]
+        self,
+        weights: DecoderWeights,
+        caches: Sequence[KVCache],
+        rotations: Sequence[RotaryTable],
+        states: Sequence[Tensor | None],
     ) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
-        return FusedDecoder(self._library, weights, caches, rotations) if can_fuse(weights) else None
+        return FusedDecoder(self._library, weights, caches, rotations, states) if can_fuse(weights) else None
 
     def fuse_mlp(self, norm: Tensor, eps: float, mlp: Mlp) -> AddMlp | None:
         """Return an MLP with its norm and both additions in one native call, if it has native products."""

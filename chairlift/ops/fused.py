@@ -13,7 +13,9 @@ from chairlift.ops.experts import Experts
 from chairlift.ops.latent import EPS, LatentOutput, LatentProjection
 from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight
+from chairlift.ops.recurrence import NativeSpans, states_struct
 from chairlift.ops.rotation import RotaryTable
+from chairlift.ops.short_convolution import ShortConvolution
 
 
 def _struct(linear: Linear) -> native.WeightStruct:
@@ -111,22 +113,41 @@ def _latent_struct(before: LatentProjection, after: LatentOutput) -> native.Late
     )
 
 
+def _convolution_struct(convolution: ShortConvolution, states: Tensor) -> native.ConvolutionStruct:
+    """Describe one; what it sees and gives are the pass's own."""
+    bias = None if convolution.bias is None else convolution.bias.data_ptr()
+    place = states_struct(states)
+    return native.ConvolutionStruct(None, convolution.weight.data_ptr(), bias, None, place, 0, *states.shape[1:], False)
+
+
 class FusedDecoder:
     """What `DecoderWeights` describe, over caches of the native layout. Callable: see `Forward`."""
 
     def __init__(
-        self, library: ctypes.CDLL, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]
+        self,
+        library: ctypes.CDLL,
+        weights: DecoderWeights,
+        caches: Sequence[KVCache],
+        rotations: Sequence[RotaryTable],
+        states: Sequence[Tensor | None],
     ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
-        self._held = weights, caches, rotations
+        self._held = weights, caches, rotations, states
         self._experts: list[native.ExpertsStruct] = []
         self._latents: list[native.LatentStruct] = []
+        self._convolutions: list[native.ConvolutionStruct] = []
         layers = (native.DecoderLayerStruct * len(caches))()
-        for struct, layer, cache, rotation in zip(layers, weights.layers, caches, rotations, strict=True):
+        parts = zip(layers, weights.layers, caches, rotations, states, strict=True)
+        for struct, layer, cache, rotation, state in parts:
             self._describe(struct, layer, weights.eps)
+            if layer.convolution is not None:
+                assert state is not None
+                self._convolutions.append(_convolution_struct(layer.convolution, state))
+                struct.convolution = ctypes.pointer(self._convolutions[-1])
+                continue
             struct.k_cache, struct.v_cache = cache[0].data_ptr(), cache[1].data_ptr()
             struct.rotation = native.RotaryTableStruct.of(rotation)
-        heads, k = weights.layers[0].heads, caches[0][0]
+        heads, k = next((layer.heads, cache[0]) for layer, cache in zip(weights.layers, caches, strict=True) if cache)
         assert isinstance(weights.head, PackedWeight | None)
         self._hidden_size, self._dtype = weights.norm.shape[0], weights.dtype
         self._layers = layers
@@ -188,6 +209,10 @@ class FusedDecoder:
                 batch.block_tables.shape[0],
             ),
         )
+        if self._convolutions:
+            assert inputs.states is not None
+            spans = NativeSpans(inputs.states)
+            step.states = ctypes.pointer(spans.struct)
         if inputs.side_work is not None:
             step.side_work = self._callback_for(inputs.side_work)
         self._decode(ctypes.byref(self._decoder), ctypes.byref(step), hidden.data_ptr())

@@ -193,6 +193,7 @@ class DecoderLayerStruct(ctypes.Structure):
         *[(name, WeightStruct) for name in ("qkv", "out", "gate_up", "down")],
         ("experts", ctypes.POINTER(ExpertsStruct)),
         ("latent", ctypes.POINTER(LatentStruct)),
+        ("convolution", ctypes.POINTER(ConvolutionStruct)),
         *[(name, POINTER) for name in ("sinks", "k_cache", "v_cache")],
         ("rotation", RotaryTableStruct),
         ("window", INT32),
@@ -235,6 +236,7 @@ class PassStruct(ctypes.Structure):
         *[(name, POINTER) for name in ("token_ids", "positions", "slots", "logit_rows")],
         *[(name, INT64) for name in ("num_tokens", "num_logits")],
         ("batch", BatchStruct),
+        ("states", ctypes.POINTER(StateSpansStruct)),
         ("side_work", SIDE_WORK),
     ]
 

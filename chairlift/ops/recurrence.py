@@ -50,7 +50,7 @@ class NativeRecurrence:
         out = torch.empty(x.shape, dtype=x.dtype)
         bias_at = None if bias is None else bias.data_ptr()
         addresses = x.data_ptr(), weight.data_ptr(), bias_at, out.data_ptr()
-        conv = native.ConvolutionStruct(*addresses, _states(states), x.stride(0), *weight.shape, silu)
+        conv = native.ConvolutionStruct(*addresses, states_struct(states), x.stride(0), *weight.shape, silu)
         self._call("chairlift_causal_conv", spans, conv, x.dtype)
         return out
 
@@ -65,7 +65,7 @@ class NativeRecurrence:
         addresses = (each.data_ptr() for each in (q, k, v, g, beta, out))
         strides = (each.stride(0) for each in (q, k, v))
         sizes = k.shape[1], v.shape[1], k.shape[2], v.shape[2]
-        rule = native.DeltaRuleStruct(*addresses, _states(states), *strides, *sizes, unit)
+        rule = native.DeltaRuleStruct(*addresses, states_struct(states), *strides, *sizes, unit)
         self._call("chairlift_gated_delta", spans, rule, q.dtype)
         return out
 
@@ -82,7 +82,7 @@ class NativeRecurrence:
         addresses = x.data_ptr(), b.data_ptr(), c.data_ptr(), dt.data_ptr(), a.data_ptr(), d_at, out.data_ptr()
         strides = (each.stride(0) for each in (x, b, c))
         sizes = x.shape[1], b.shape[1], x.shape[2], b.shape[2]
-        mamba = native.Mamba2Struct(*addresses, _states(states), *strides, *sizes)
+        mamba = native.Mamba2Struct(*addresses, states_struct(states), *strides, *sizes)
         self._call("chairlift_mamba2", spans, mamba, x.dtype)
         return out
 
@@ -95,5 +95,6 @@ def _rows(x: Tensor) -> Tensor:
     return x if x[:1].is_contiguous() else x.contiguous()
 
 
-def _states(states: Tensor) -> native.StatesStruct:
+def states_struct(states: Tensor) -> native.StatesStruct:
+    """Where states [rows, ...] lie."""
     return native.StatesStruct(states.data_ptr(), states.stride(0) * states.itemsize)

@@ -134,7 +134,13 @@ class ReferenceOps:
         """Return the last projection of weight [V, H]."""
         return ReferenceLinear(weight, None, self.quantization)
 
-    def fuse(self, weights: DecoderWeights, caches: Sequence[KVCache], rotations: Sequence[RotaryTable]) -> None:
+    def fuse(
+        self,
+        weights: DecoderWeights,
+        caches: Sequence[KVCache],
+        rotations: Sequence[RotaryTable],
+        states: Sequence[Tensor | None],
+    ) -> None:
         """There is nothing faster than one operation after the other."""
 
     def fuse_mlp(self, norm: Tensor, eps: float, mlp: Mlp) -> None:

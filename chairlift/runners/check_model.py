@@ -4,7 +4,7 @@ from pathlib import Path
 
 from chairlift.config.items import ItemConfig
 from chairlift.config.sequences import SequenceConfig
-from chairlift.folders.kind import check_direction
+from chairlift.folders.kind import check_reads
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.multimodal import is_native
 from chairlift.folders.sentence_files import SentenceFiles
@@ -21,7 +21,7 @@ def check_model(config: SequenceConfig | ItemConfig) -> None:
         raw = read_model_json(folder)
         found: EncoderConfig | DecoderConfig
         if is_native(raw):
-            check_direction(raw)
+            check_reads(raw)
             found = parse_config(raw)
         else:
             found = read_encoder_config(folder)

@@ -12,8 +12,12 @@ from chairlift.ops.rotation import RotaryTable
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_weights import DecoderReader
 from chairlift.runners.decoder.recorded_steps import RecordedSteps
+from chairlift.runners.decoder.recurrent_states import RecurrentStates, StateShape
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.weights import Weights
+
+# The states of a layer with a convolution: what it has seen last.
+_SEEN = "conv/0"
 
 
 class Decoder:
@@ -40,7 +44,10 @@ class Decoder:
         self.device = weights.device
         self.weights = DecoderReader(config, ops, weights).read(head)
         self.weight_bytes = _nbytes(self.weights)
+        # Of each layer; empty where there is no attention.
         self.caches: list[KVCache] = []
+        self.states: RecurrentStates | None = None
+        self._recurrence = ops.recurrence()
         self.rotations: list[RotaryTable] = []
         # Does as `forward`, all in one native call; None where there is no such thing.
         self.fused: Forward | None = None
@@ -61,6 +68,24 @@ class Decoder:
         scale = torch.float32.itemsize if self.cache_dtype == torch.int8 else 0
         return self.config.kv_bytes_per_token(self.cache_dtype.itemsize, scale, self.ops.pads_values)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what layers remember of a sequence beside keys and values."""
+        return RecurrentStates.bytes_of(self._state_shapes())
+
+    def _state_shapes(self) -> list[StateShape]:
+        convolutions = [(index, layer.convolution) for index, layer in enumerate(self.weights.layers)]
+        return [
+            StateShape(index, _SEEN, tuple(each.weight.shape), self.dtype)
+            for index, each in convolutions
+            if each is not None
+        ]
+
+    def make_states(self, rows: int) -> RecurrentStates:
+        """Have layers keep their states in so many rows, which a pass says by `Inputs.states`; before `allocate`."""
+        self.states = RecurrentStates(self._state_shapes(), rows, self.device)
+        return self.states
+
     def allocate(self, num_blocks: int, block_size: int, max_model_len: int, *, one_layer: bool = False) -> None:
         """Allocate the KV cache and the tables of rotations; layers with the same rotation share one.
 
@@ -72,11 +97,14 @@ class Decoder:
         layers = self.weights.layers
         self.caches = [
             self.ops.allocate_kv_cache(num_blocks, block_size, layer.heads, self.cache_dtype, self.device)
+            if layer.convolution is None
+            else ()
             for layer in (layers[:1] if one_layer else layers)
         ]
         if one_layer:
             self.caches *= len(layers)
-        self.fused = self.ops.fuse(self.weights, self.caches, self.rotations)
+        states = [None if layer.convolution is None else self._states_of(index) for index, layer in enumerate(layers)]
+        self.fused = self.ops.fuse(self.weights, self.caches, self.rotations, states)
         # Which rows an expert takes has to be known on the host.
         if self.device.type == "cuda" and self.experts is None and not one_layer:
             self.recorded = RecordedSteps(self._forward, block_size, max_model_len)
@@ -88,27 +116,31 @@ class Decoder:
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
+        if self.states is None:
+            return self._pass(inputs)
+        assert inputs.states is not None
+        with self.states.passing(inputs.states):
+            return self._pass(inputs)
+
+    def _pass(self, inputs: Inputs) -> Tensor:
         if self.fused is not None:
             return self._shifted(self.fused(inputs))
         return self._forward(inputs) if self.recorded is None else self.recorded.forward(inputs)
 
     def _forward(self, inputs: Inputs) -> Tensor:
         """Run one operation after the other."""
-        ops, weights, eps, rows = self.ops, self.weights, self.config.rms_norm_eps, inputs.logit_rows
+        weights, rows = self.weights, inputs.logit_rows
         residual = self._embed(inputs.token_ids, inputs.attention.positions)
         last = len(weights.layers) - 1
         hidden = self._normalized(residual, weights.layers[0].attention_pre_norm)
         following = [layer.attention_pre_norm for layer in weights.layers[1:]] + [weights.norm]
-        parts = zip(weights.layers, self.caches, self.rotations, following, strict=True)
-        for index, (layer, cache, rotation, next_norm) in enumerate(parts):
-            query = ops.rope_and_write(
-                layer.qkv(hidden), rotation, inputs.attention, cache, layer.heads, layer.q_norm, layer.k_norm, eps
-            )
+        spans = None if inputs.states is None or self._recurrence is None else self._recurrence.prepare(inputs.states)
+        for index, (layer, next_norm) in enumerate(zip(weights.layers, following, strict=True)):
+            mixed = self._mix(index, layer.qkv(hidden), inputs, spans)
             if index == last and not len(rows):
                 return residual[:0]
-            mixed = ops.attention(query, cache, inputs.attention, layer.heads, layer.sinks)
             if index == last and len(rows) < len(residual):
-                # After the last layer's attention tokens no longer meet, so only the wanted rows go on.
+                # Behind the last layer's attention tokens no longer meet, so only the wanted rows go on.
                 mixed, residual = mixed[rows], residual[rows]
             if layer.parallel:
                 added = layer.mlp(self._normalized(residual, layer.mlp_pre_norm))
@@ -118,6 +150,24 @@ class Decoder:
                 added = layer.mlp(hidden)
             hidden = self._add(added, residual, layer.mlp_post_norm, next_norm)
         return self._shifted(hidden)
+
+    def _mix(self, index: int, projected: Tensor, inputs: Inputs, spans: object) -> Tensor:
+        """What a layer's tokens [T, ...], as its first product gives them, make of each other: [T, ...]."""
+        ops, layer, cache, batch = self.ops, self.weights.layers[index], self.caches[index], inputs.attention
+        if layer.convolution is not None:
+            before, behind, x = projected.chunk(3, dim=1)
+            weight, bias, states = layer.convolution.weight, layer.convolution.bias, self._states_of(index)
+            assert self._recurrence is not None
+            return self._recurrence.causal_conv(spans, states, before * x, weight, bias, silu=False).mul_(behind)
+        eps, norms = self.config.rms_norm_eps, (layer.q_norm, layer.k_norm)
+        query = ops.rope_and_write(projected, self.rotations[index], batch, cache, layer.heads, *norms, eps)
+        if index == len(self.caches) - 1 and not len(inputs.logit_rows):
+            return query
+        return ops.attention(query, cache, batch, layer.heads, layer.sinks)
+
+    def _states_of(self, layer: int) -> Tensor:
+        assert self.states is not None, "the states of a layer are made before its cache"
+        return self.states.of_layer(layer)[_SEEN]
 
     def _shifted(self, hidden: Tensor) -> Tensor:
         """What the last norm gives, with what a LayerNorm adds to it."""
@@ -179,6 +229,7 @@ def _nbytes(weights: DecoderWeights) -> int:
     parts = weights.norm, weights.head, weights.embedding, weights.positions
     total = sum(part.nbytes for part in parts if part is not None)
     for layer in weights.layers:
+        total += 0 if layer.convolution is None else layer.convolution.nbytes
         total += layer.qkv.nbytes + layer.out.nbytes + layer.mlp.nbytes
         total += sum(norm.nbytes for norm in layer.norms)
     return total

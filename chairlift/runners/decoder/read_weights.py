@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from chairlift.folders.short_convolutions import ShortConvolutions
 from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Linear, Mlp
 from chairlift.ops.contract import Ops
+from chairlift.ops.short_convolution import ShortConvolution
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_experts import read_experts
 from chairlift.runners.decoder.read_latent import LatentReader
@@ -130,14 +132,21 @@ class DecoderReader:
         mlp_pre = self._norm_of(prefix, norms.mlp_pre, hidden)
         attention_post = self._norm_of(prefix, norms.attention_post, hidden)
         mlp_post = self._norm_of(prefix, norms.mlp_post, hidden)
-        qkv, out = self._attention(prefix, attention_pre, order)
+        short, attends = config.short_convolutions, True
+        if short is not None and short.layers[index]:
+            convolution, qkv, out = self._convolution(f"{prefix}conv.", short)
+            attends = False
+        else:
+            convolution, (qkv, out) = None, self._attention(prefix, attention_pre, order)
+        q_norm, k_norm = self._names.head_norms
         return DecoderLayer(
             heads=config.heads(index),
             attention_pre_norm=_weight(attention_pre),
             qkv=qkv,
+            convolution=convolution,
             sinks=self._sinks(f"{prefix}self_attn.sinks"),
-            q_norm=self._head_norm(f"{prefix}self_attn.q_norm", query, order),
-            k_norm=self._head_norm(f"{prefix}self_attn.k_norm", key, order),
+            q_norm=self._head_norm(prefix + q_norm, query, order) if attends else None,
+            k_norm=self._head_norm(prefix + k_norm, key, order) if attends else None,
             out=out,
             attention_post_norm=_weight(attention_post),
             mlp_pre_norm=_weight(mlp_pre),
@@ -156,6 +165,15 @@ class DecoderReader:
         reader = LatentReader(latent, heads, self._ops, self._weights, norm)
         added = self._added(out, heads * latent.value, config.o_bias)
         return reader.read(f"{prefix}self_attn.", config.hidden_size, config.qkv_bias, added)
+
+    def _convolution(self, prefix: str, short: ShortConvolutions) -> tuple[ShortConvolution, Linear, Linear]:
+        """A convolution, with the product before it and the one behind it."""
+        hidden, take = self._config.hidden_size, self._weights.take
+        gates = self._rows([f"{prefix}in_proj"], [3 * hidden], hidden, short.bias)
+        weight = take([f"{prefix}conv.weight"], [(hidden, 1, short.taps)])[:, 0]
+        bias = take([f"{prefix}conv.bias"], [(hidden,)]) if short.bias else None
+        out = self._added(f"{prefix}out_proj", hidden, short.bias)
+        return ShortConvolution(weight.contiguous(), bias), self._ops.linear(*gates), out
 
     def _sinks(self, name: str) -> Tensor | None:
         if not self._config.family.sinks:

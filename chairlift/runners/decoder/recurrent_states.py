@@ -1,6 +1,7 @@
 """States of layers that remember by a state instead of keys and values: of sequences that run, and kept snapshots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +67,19 @@ class RecurrentStates:
         """Copy a row, or what of it is a layer's."""
         columns = slice(None) if layer is None else self._columns[layer]
         self._all[target, columns] = self._all[source, columns]
+
+    @contextmanager
+    def passing(self, spans: StateSpans) -> Iterator[None]:
+        """Around a pass through these states: copy those that are wanted as they are before it, or behind it."""
+        self._copy_all(spans, lambda index: 0)
+        yield
+        self._copy_all(spans, lambda index: spans.starts[index + 1] - spans.starts[index])
+
+    def _copy_all(self, spans: StateSpans, at: Callable[[int], int]) -> None:
+        for index, cuts in spans.cuts.items():
+            for count, target in cuts:
+                if count == at(index):
+                    self.copy(spans.rows[index], target)
 
     def clear(self, row: int) -> None:
         """Have a new text begin in a row."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from chairlift.config.sequences import SequenceConfig
 from chairlift.core.sequences.step import Start, Step, StepResult
+from chairlift.errors import UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.folders.transformers_config import TransformersConfig
 from chairlift.gguf.gguf_file import parts_of
@@ -93,6 +94,10 @@ class DecoderRunner:
         dtype = _DTYPES[computed_dtype(config.dtype, model_config)]
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+        if isinstance(model_config, DecoderConfig) and model_config.short_convolutions and ops.recurrence() is None:
+            if config.implementation == "native":
+                raise UnsupportedModel(f"ops {ops.name!r} have no short convolutions: leave implementation at 'auto'")
+            model_config = read_any_config(folder, "transformers")
         if isinstance(model_config, DecoderConfig):
             with Weights(folder, dtype, device, model_config.packing) as weights:
                 self.model = Decoder(model_config, ops, weights, cache_dtype=cache_dtype)
@@ -128,7 +133,7 @@ class DecoderRunner:
     def _allocate(self, max_model_len: int, bytes_per_token: int, free: int) -> tuple[int, int | None]:
         """Make the KV cache, and rows of states if layers have any; return how many blocks and snapshots there are."""
         config, model = self.config, self.model
-        if isinstance(model, Decoder) or not model.state_bytes:
+        if not model.state_bytes:
             num_blocks = num_kv_blocks(config, max_model_len, bytes_per_token, free)
             with taking_kv_memory(num_blocks * config.block_size * bytes_per_token):
                 model.allocate(num_blocks, config.block_size, max_model_len)

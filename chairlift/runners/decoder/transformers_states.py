@@ -118,22 +118,14 @@ class StatefulLayers:
     @contextmanager
     def under_way(self, spans: StateSpans) -> Iterator[None]:
         """Around a pass through these states."""
-        self._copy(spans, lambda index: 0)
-        self._spans = spans
-        if self._functions is not None:
-            self._functions.prepare(spans)
-        try:
-            yield
-        finally:
-            self._spans = None
-        self._copy(spans, lambda index: spans.starts[index + 1] - spans.starts[index])
-
-    def _copy(self, spans: StateSpans, at: Callable[[int], int]) -> None:
-        """Copy the states that are wanted as they are before the pass, or behind it, for all layers at once."""
-        for index, cuts in spans.cuts.items():
-            for count, target in cuts:
-                if count == at(index):
-                    self.states.copy(spans.rows[index], target)
+        with self.states.passing(spans):
+            self._spans = spans
+            if self._functions is not None:
+                self._functions.prepare(spans)
+            try:
+                yield
+            finally:
+                self._spans = None
 
     def _forward(self, layer: int, parameter: str, hidden_states: Tensor, **others: Any) -> Tensor:
         """What stands in a module's place: hidden states [1, T, H] of all sequences, end to end -> [1, T, H]."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.errors import UnsupportedModel
-from chairlift.folders.kind import check_direction
+from chairlift.folders.kind import check_reads
 from chairlift.folders.model_json import read_model_json
 from chairlift.folders.multimodal import is_native
 from chairlift.folders.quantization_config import QuantizationConfig
@@ -56,7 +56,7 @@ def read_backbone(folder: Path, score: LogitScore | None = None) -> Backbone:
     """
     raw = read_model_json(folder)
     if is_native(raw):
-        check_direction(raw)
+        check_reads(raw)
         config = parse_config(raw)
         check_logit_score(score, config)
         return _of_decoder(config, raw, score)
