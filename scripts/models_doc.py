@@ -12,7 +12,7 @@ from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.layer_rules import rope_per_type, rope_scaled_without_window
 from chairlift.folders.multimodal import MULTIMODAL
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
-from chairlift.gguf.architectures import ARCHITECTURES, BY_TRANSFORMERS, WITH_EXPERTS
+from chairlift.gguf.architectures import ARCHITECTURES, WITH_CHANGES, WITH_EXPERTS
 from chairlift.gguf.encoder_architectures import ENCODERS as GGUF_ENCODERS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
@@ -242,7 +242,7 @@ def text() -> str:
         architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
         gguf_encoders=", ".join(f"`{name}`" for name in GGUF_ENCODERS),
         with_experts=", ".join(f"`{name}`" for name in WITH_EXPERTS),
-        with_states=", ".join(f"`{name}`" for name in BY_TRANSFORMERS),
+        with_states=", ".join(f"`{name}`" for name in WITH_CHANGES),
         decoders=layout(decoders),
         encoders=layout(encoders),
         refused=layout(refused),

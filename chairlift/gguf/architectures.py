@@ -230,9 +230,9 @@ WITH_EXPERTS: dict[str, Architecture] = {
         switches=OF_SIGMOIDS,
     ),
 }
-# Those that transformers computes, the first of them with states: their rows are in hybrid_config.py,
-# hybrid_changes.py and plain_changes.py.
-BY_TRANSFORMERS = (
+# Those whose files are told of, and changed back, by rows in hybrid_config.py, hybrid_changes.py and plain_changes.py,
+# the first of them with states. Transformers computes most of them.
+WITH_CHANGES = (
     *("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"),
     *("granitehybrid", "falcon-h1", "mamba2", "nemotron_h", "nemotron_h_moe", "jamba"),
     *("gemma3n", "gemma4"),
@@ -255,7 +255,7 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str] = ()) 
     table = WITH_EXPERTS if experts else ARCHITECTURES
     if not isinstance(name, str) or name not in table:
         kind = f"{shown(name)} with {shown(experts)} experts" if experts else shown(name)
-        known = ", ".join((*table, *BY_TRANSFORMERS, *ENCODERS))
+        known = ", ".join((*table, *WITH_CHANGES, *ENCODERS))
         raise UnsupportedModel(f"general.architecture {kind} of a GGUF file is not read; these are: {known}")
     if table[name] is DEEPSEEK2:
         return deepseek_of(metadata, tensors)

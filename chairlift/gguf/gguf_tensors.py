@@ -36,13 +36,14 @@ _KEYS_UP, _VALUES_UP, _BOTH_UP = (f".self_attn.{part}_b_proj.weight" for part in
 UnpackBlocks = Callable[[int, NDArray[np.uint8], NDArray[np.float32]], bool]
 
 
-class _Shape:
+class TensorShape:
     """What safetensors gives for a tensor that is not read yet."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
 
     def get_shape(self) -> list[int]:
+        """The sizes of its dimensions."""
         return list(self._shape)
 
 
@@ -89,19 +90,19 @@ class GgufTensors:
         """What the file calls the tensor that this one is, or is a part of."""
         return self._places[name][0]
 
-    def get_slice(self, name: str) -> _Shape:
+    def get_slice(self, name: str) -> TensorShape:
         """What has a tensor's shape."""
         if name in self._made:
-            return _Shape(self._made[name].shape)
+            return TensorShape(self._made[name].shape)
         if name in self._halves:
             (_, keys), (_, values) = self._halves[name]
             heads, rank, plain = keys.shape
-            return _Shape((heads * (plain + values.shape[1]), rank))
+            return TensorShape((heads * (plain + values.shape[1]), rank))
         own, place = self._places[name]
         # Whoever asks takes memory for it next, so it has to be there.
         self._types.packing_within(own, place, self._file.path.name)
         shape = place.shape
-        return _Shape(shape[::-1] if self._is_transposed(name) else shape)
+        return TensorShape(shape[::-1] if self._is_transposed(name) else shape)
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file of a model that transformers computes, as a folder has them."""
+"""The tensors of a GGUF file that has them otherwise than a folder of transformers', as such a folder has them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from chairlift.errors import UnsupportedModel
-from chairlift.gguf.gguf_tensors import GgufTensors, UnpackBlocks
+from chairlift.gguf.gguf_file import GgufFile
+from chairlift.gguf.gguf_tensors import GgufTensors, TensorShape, UnpackBlocks
 from chairlift.gguf.hybrid_changes import HYBRID_NAMES
 from chairlift.gguf.hybrid_names import TensorChange
 from chairlift.gguf.told_settings import ToldSettings, numbers_of_layers
@@ -47,6 +48,8 @@ class HybridTensors:
             if self._made.setdefault(target, (parts, change)) != (parts, change):
                 raise UnsupportedModel(f"{path.name} has tensor {target!r} twice, in one piece and in several")
         self._numbers = dict(self._told_tensors())
+        # What is made already, as somebody asked for its shape.
+        self._ready: dict[str, Tensor] = {}
 
     def keys(self) -> list[str]:
         """The names of all tensors."""
@@ -62,8 +65,21 @@ class HybridTensors:
             if change is None and [*parts] == [name]:
                 yield name, tuple(self._tensors.get_slice(name).get_shape())
 
+    def unknown(self) -> list[str]:
+        """Those of names that no folder has anything for."""
+        return self._tensors.unknown()
+
+    def get_slice(self, name: str) -> TensorShape:
+        """What has a tensor's shape. One that is in another form in the file is made for it, and kept until asked for."""
+        if name not in self._numbers and self._made[name][1] is None:
+            return self._tensors.get_slice(name)
+        self._ready[name] = self.get_tensor(name)
+        return TensorShape(tuple(self._ready[name].shape))
+
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as float32, or as it is if it is in 16 bits."""
+        if name in self._ready:
+            return self._ready.pop(name)
         if name in self._numbers:
             return self._numbers[name]
         parts, change = self._made[name]
@@ -94,3 +110,11 @@ class HybridTensors:
         found = _LAYER.match(self._tensors.own_name(name))
         first = self._told.num_layers
         return found is not None and first <= int(found[1]) < first + self._told.num_guessing
+
+
+def open_tensors(path: Path, unpack_natively: UnpackBlocks, dtype: torch.dtype) -> GgufTensors | HybridTensors:
+    """What reads a file's tensors by the names of a folder, for a model of this type."""
+    name = GgufFile(path, with_vocabulary=False).metadata.get("general.architecture")
+    if isinstance(name, str) and name in HYBRID_NAMES:
+        return HybridTensors(path, name, unpack_natively, dtype)
+    return GgufTensors(path, unpack_natively)

@@ -13,7 +13,7 @@ from typing import Any
 
 from chairlift.errors import ConfigError, UnsupportedModel, looking_at
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
-from chairlift.gguf.architectures import BY_TRANSFORMERS
+from chairlift.gguf.architectures import WITH_CHANGES
 from chairlift.gguf.encoder_architectures import ENCODERS
 from chairlift.gguf.encoder_tokenizers import encoder_tokenizer_files
 from chairlift.gguf.gguf_file import GgufFile, parts_of
@@ -76,7 +76,7 @@ def _contents(path: Path) -> dict[str, Any]:
         raise UnsupportedModel(f"{path.name} is a GGUF file, which needs: pip install 'chairlift[gguf]'")
     file = GgufFile(path)
     name = file.metadata.get("general.architecture")
-    config, is_encoder = (hybrid_config if name in BY_TRANSFORMERS else config_of)(file), name in ENCODERS
+    config, is_encoder = (hybrid_config if name in WITH_CHANGES else config_of)(file), name in ENCODERS
     tokenizer = (encoder_tokenizer_files if is_encoder else tokenizer_files)(file.metadata, path.name)
     return {"config.json": config} | tokenizer | pooling_files(file, config)
 

@@ -12,6 +12,7 @@ from chairlift.errors import UnsupportedModel, clip
 from chairlift.folders.quantization_config import QuantizationConfig
 from chairlift.folders.tensor_files import GGUF_WEIGHTS, weight_files
 from chairlift.gguf.gguf_tensors import GgufTensors
+from chairlift.gguf.hybrid_tensors import HybridTensors, open_tensors
 from chairlift.ops.ggml_blocks import unpack_blocks
 from chairlift.runners.quantized_weights import QuantizedWeights
 
@@ -42,7 +43,7 @@ class Weights:
         self._handles: list[Any] = []
         self._handle_of: dict[str, Any] = {}
         self._unused: set[str] = set()
-        for handle in _handles(folder):
+        for handle in _handles(folder, dtype):
             self._handles.append(handle)
             self._handle_of.update(dict.fromkeys(handle.keys(), handle))
         self._unused = {name for name in self._handle_of if not name.endswith(_DERIVED)}
@@ -122,7 +123,7 @@ class Weights:
 
     def _files(self) -> str:
         """What the tensors are in, and which of a GGUF file's may be one that is missed, under another name."""
-        files = [handle for handle in self._handles if isinstance(handle, GgufTensors)]
+        files = [handle for handle in self._handles if isinstance(handle, GgufTensors | HybridTensors)]
         if not files:
             return "safetensors files"
         unknown = [name for file in files for name in file.unknown()]
@@ -174,10 +175,10 @@ class Weights:
         return tensor
 
 
-def _handles(folder: Path) -> Iterator[Any]:
-    """What reads a folder's tensors, by `keys`, `get_slice` and `get_tensor`."""
+def _handles(folder: Path, dtype: torch.dtype) -> Iterator[Any]:
+    """What reads a folder's tensors for a model of this type, by `keys`, `get_slice` and `get_tensor`."""
     if (folder / GGUF_WEIGHTS).exists():
-        yield GgufTensors(folder / GGUF_WEIGHTS, unpack_blocks)
+        yield open_tensors(folder / GGUF_WEIGHTS, unpack_blocks, dtype)
         return
     for path in weight_files(folder):
         try:

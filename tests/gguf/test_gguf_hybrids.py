@@ -16,7 +16,7 @@ from support.model_factory import edited_folder
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders import transformers_config
-from chairlift.gguf.architectures import BY_TRANSFORMERS
+from chairlift.gguf.architectures import WITH_CHANGES
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.hybrid_changes import HYBRID_NAMES
 from chairlift.gguf.hybrid_config import HYBRIDS, hybrid_config
@@ -32,7 +32,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_that_is_named_is_told_of_and_tried() -> None:
-    assert {*BY_TRANSFORMERS} == {*HYBRIDS} == {*HYBRID_NAMES} == {written.arch for written in WRITTEN.values()}
+    assert {*WITH_CHANGES} == {*HYBRIDS} == {*HYBRID_NAMES} == {written.arch for written in WRITTEN.values()}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -67,19 +67,31 @@ def test_of_native_architectures_transformers_gets_none() -> None:
 def test_without_transformers_it_is_refused_as_its_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_config, "find_spec", lambda name: None)
     said = []
-    for folder in (folder_of(hybrid_file("lfm2")), plain_hybrid("lfm2")):
+    for folder in (folder_of(hybrid_file("jamba")), plain_hybrid("jamba")):
         with pytest.raises(UnsupportedModel, match=r"pip install 'chairlift\[transformers\]'") as refused:
             make_runner(folder)
         said.append(str(refused.value))
     assert said[0] == said[1]
+    # Native kernels need none.
+    for name in ("lfm2", "lfm2_moe"):
+        assert make_runner(folder_of(hybrid_file(name)), ops="native").info.ops.startswith("native")
 
 
-def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("implementation", "problem"),
+    [
+        ("native", r"tensor 'model\.layers\.1\.conv\.conv\.weight' is missing from the model's GGUF file"),
+        ("transformers", r"missing tensors: model\.layers\.1\.conv\.conv\.weight"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(
+    implementation: Literal["native", "transformers"], problem: str, tmp_path: Path
+) -> None:
     path = tmp_path / "m.gguf"
     own = b"blk.1.shortconv.conv.weight"
     path.write_bytes(hybrid_file("lfm2").read_bytes().replace(own, own.replace(b"1", b"9")))
-    with pytest.raises(UnsupportedModel, match=r"missing tensors: model\.layers\.1\.conv\.conv\.weight"):
-        make_runner(folder_of(path))
+    with pytest.raises(UnsupportedModel, match=problem):
+        make_runner(folder_of(path), ops="native", implementation=implementation)
 
 
 @pytest.mark.parametrize("length", [192, 512])

@@ -20,7 +20,7 @@ from support.gguf_older import OLDER
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.transformers_config import parse_transformers
 from chairlift.gguf import gguf_tensors
-from chairlift.gguf.architectures import BY_TRANSFORMERS
+from chairlift.gguf.architectures import WITH_CHANGES
 from chairlift.gguf.gguf_file import GgufFile
 from chairlift.gguf.gguf_tensors import GgufTensors
 from chairlift.gguf.hybrid_config import hybrid_config
@@ -35,12 +35,12 @@ def read_whole(path: Path) -> None:
     """All that is read of a file that is served."""
     file = GgufFile(path)
     name = file.metadata.get("general.architecture")
-    if name in BY_TRANSFORMERS:
+    if name in WITH_CHANGES:
         parse_transformers(hybrid_config(file))
     else:
         parse_config(config_of(file))
     tokenizer_files(file.metadata, path.name)
-    tensors = HybridTensors(path, str(name)) if name in BY_TRANSFORMERS else GgufTensors(path)
+    tensors = HybridTensors(path, str(name)) if name in WITH_CHANGES else GgufTensors(path)
     for name in tensors.keys():  # noqa: SIM118
         tensors.get_tensor(name)
 

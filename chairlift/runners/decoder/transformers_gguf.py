@@ -6,7 +6,7 @@ import torch
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.tensor_files import GGUF_WEIGHTS
-from chairlift.gguf.architectures import BY_TRANSFORMERS
+from chairlift.gguf.architectures import WITH_CHANGES
 from chairlift.gguf.gguf_file import GgufFile, shown
 from chairlift.gguf.hybrid_tensors import HybridTensors
 from chairlift.ops.ggml_blocks import unpack_blocks
@@ -21,7 +21,7 @@ def gguf_tensors(folder: Path, dtype: torch.dtype) -> HybridTensors | None:
     if not path.exists():
         return None
     name = GgufFile(path, with_vocabulary=False).metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in BY_TRANSFORMERS:
-        known = ", ".join(BY_TRANSFORMERS)
+    if not isinstance(name, str) or name not in WITH_CHANGES:
+        known = ", ".join(WITH_CHANGES)
         raise UnsupportedModel(f"of GGUF files transformers computes those of {known} here, not of {shown(name)}")
     return HybridTensors(path, name, unpack_blocks, dtype)
