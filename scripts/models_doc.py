@@ -14,6 +14,7 @@ from chairlift.folders.multimodal import MULTIMODAL
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
 from chairlift.gguf.architectures import ARCHITECTURES, WITH_CHANGES, WITH_EXPERTS
 from chairlift.gguf.encoder_architectures import ENCODERS as GGUF_ENCODERS
+from chairlift.gguf.hybrid_config import HYBRIDS
 
 PATH = Path(__file__).parents[1] / "docs" / "models.md"
 # Which models have that `model_type` in their config.json.
@@ -238,11 +239,12 @@ def text() -> str:
     foreign = [["`model_type`", "models"], *([f"`{name}`", known] for name, known in (FOREIGN | SEEING).items())]
     multimodal = [["`model_type`", "models"], *([f"`{name}`", KNOWN_MULTIMODAL[name]] for name in MULTIMODAL)]
     refused = [["models", "why"], *map(list, REFUSED.items())]
+    native = [name for name in WITH_CHANGES if HYBRIDS[name].model_type in DECODERS]
     return _TEXT.format(
-        architectures=", ".join(f"`{name}`" for name in ARCHITECTURES),
+        architectures=", ".join(f"`{name}`" for name in (*ARCHITECTURES, *native)),
         gguf_encoders=", ".join(f"`{name}`" for name in GGUF_ENCODERS),
         with_experts=", ".join(f"`{name}`" for name in WITH_EXPERTS),
-        with_states=", ".join(f"`{name}`" for name in WITH_CHANGES),
+        with_states=", ".join(f"`{name}`" for name in WITH_CHANGES if name not in native),
         decoders=layout(decoders),
         encoders=layout(encoders),
         refused=layout(refused),

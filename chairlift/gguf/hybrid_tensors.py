@@ -70,7 +70,7 @@ class HybridTensors:
         return self._tensors.unknown()
 
     def get_slice(self, name: str) -> TensorShape:
-        """What has a tensor's shape. One that is in another form in the file is made for it, and kept until asked for."""
+        """What has a tensor's shape. One that is in another form in the file is made for it, and kept."""
         if name not in self._numbers and self._made[name][1] is None:
             return self._tensors.get_slice(name)
         self._ready[name] = self.get_tensor(name)

@@ -1,7 +1,7 @@
-"""GGUF files of models with states, which transformers computes: what is made of them is the model of their folder."""
+"""GGUF files of models with states, and of others that converters change: what is made of them is their folder's."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np

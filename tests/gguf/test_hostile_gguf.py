@@ -7,6 +7,7 @@ import random
 import resource
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,6 +19,7 @@ from support.gguf_lies import FEW, MANY, SAID, mangled
 from support.gguf_older import OLDER
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.multimodal import is_native
 from chairlift.folders.transformers_config import parse_transformers
 from chairlift.gguf import gguf_tensors
 from chairlift.gguf.architectures import WITH_CHANGES
@@ -31,17 +33,22 @@ from chairlift.gguf.tokenizer_files import tokenizer_files
 from chairlift.runners.decoder.config import parse_config
 
 
+def parse_changed(config: dict[str, Any]) -> None:
+    (parse_config if is_native(config) else parse_transformers)(config)
+
+
 def read_whole(path: Path) -> None:
     """All that is read of a file that is served."""
     file = GgufFile(path)
     name = file.metadata.get("general.architecture")
     if name in WITH_CHANGES:
-        parse_transformers(hybrid_config(file))
+        parse_changed(hybrid_config(file))
     else:
         parse_config(config_of(file))
     tokenizer_files(file.metadata, path.name)
     tensors = HybridTensors(path, str(name)) if name in WITH_CHANGES else GgufTensors(path)
     for name in tensors.keys():  # noqa: SIM118
+        tensors.get_slice(name)
         tensors.get_tensor(name)
 
 
@@ -97,7 +104,7 @@ def test_any_value_of_a_key_is_read_or_refused_by_its_name(name: str) -> None:
     for key, value in itertools.product(keys, HOSTILE):
         file.metadata = plain | {key: value}
         try:
-            parse_transformers(hybrid_config(file))
+            parse_changed(hybrid_config(file))
         except UnsupportedModel as error:
             refused.append((key, str(error)))
     assert len(refused) > len(keys) * len(HOSTILE) / 2
