@@ -216,21 +216,22 @@ void prefetch_block(const int64_t *slots, int64_t token, int kv_head, const C *k
 }
 
 // Rotates, and writes K and V, as one of a team: this thread's share of all heads of all tokens, so that a single token
-// too is shared out. Does not wait at its end.
+// too is shared out. Tokens of qkv lie `stride` apart; 0: as far as they are wide. Does not wait at its end.
 template <typename T, typename C>
-NOINLINE void rope_and_write(const T *qkv, T *q_out, const RotaryTable &rotation, const int64_t *positions,
+NOINLINE void rope_and_write(const T *qkv, int64_t stride, T *q_out, const RotaryTable &rotation, const int64_t *positions,
                              const int64_t *slots, C *k_cache, C *v_cache, const HeadNorms &norms, int64_t tokens,
                              const Heads &heads, Team &team) {
     const int dim = heads.head_dim, num_q = heads.num_heads, num_kv = heads.num_kv_heads;
     const int rotated_heads = num_q + num_kv;
     const Range mine = team.share(tokens * rotated_heads);
+    if (!stride) stride = (num_q + 2 * num_kv) * dim;
     HeadNormalizer<T> normalizer(norms, heads);
     T normalized[MAX_HEAD_DIM], rotated[MAX_HEAD_DIM];
     float grown[MAX_HEAD_DIM];
     int64_t token = mine.begin / rotated_heads;
     int h = int(mine.begin % rotated_heads);
     for (int64_t i = mine.begin; i < mine.end; i++) {
-        const T *in = qkv + (token * (num_q + 2 * num_kv) + h) * dim;
+        const T *in = qkv + token * stride + h * dim;
         const float *angles = rotation.cos_sin + positions[token] * dim;
         const T *head = normalizer.of(in, token, h, normalized);
         if (h < num_q) {
@@ -257,7 +258,7 @@ void rope_and_write(const T *qkv, T *q_out, const RotaryTable &rotation, const i
                     C *k_cache, C *v_cache, const HeadNorms &norms, int64_t tokens, const Heads &heads) {
     const int64_t elements = tokens * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
     with_team(tokens > 1 && elements >= PARALLEL_ELEMENTS, [&](Team &team) {
-        rope_and_write(qkv, q_out, rotation, positions, slots, k_cache, v_cache, norms, tokens, heads, team);
+        rope_and_write(qkv, 0, q_out, rotation, positions, slots, k_cache, v_cache, norms, tokens, heads, team);
     });
 }
 

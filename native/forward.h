@@ -8,11 +8,14 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "delta_net.h"
 #include "latent.h"
-#include "recurrence.h"
 #include "staging.h"
 
 namespace {
+
+// Whether something with a state stands in the place of a layer's attention.
+inline bool has_states(const DecoderLayer &layer) { return layer.convolution || layer.delta; }
 
 // The plan of each layer's attention; layers with the same window share one.
 class Plans {
@@ -24,7 +27,7 @@ class Plans {
     void make(const Decoder &decoder, const Batch &batch) {
         of_layers.clear();
         for (int64_t i = 0; i < decoder.num_layers; i++) {
-            if (decoder.layers[i].convolution) {
+            if (has_states(decoder.layers[i])) {
                 of_layers.push_back(nullptr);
                 continue;
             }
@@ -72,6 +75,8 @@ template <typename T> struct Workspace {
     T *normalized, *returned;
     float *shared_shares;
     float *scores;      // of each expert, of some rows of each thread and once more
+    float *delta_decay, *delta_beta, *delta_memory;     // of each token and head, and of each thread
+    int64_t delta_task_floats = 0;
     const MlpSizes sizes;
     Staging<T> staging;
     LatentWorkspace<T> latent;
@@ -82,25 +87,28 @@ template <typename T> struct Workspace {
         const Heads &heads = decoder.heads;
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
-        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size;
+        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size, delta_heads = 0;
         const typename LatentWorkspace<T>::Sizes latents(decoder, tokens);
         int64_t widest = std::max(sizes.widest, hidden_size);
         for (int64_t i = 0; i < decoder.num_layers; i++) {
             const DecoderLayer &layer = decoder.layers[i];
             widest = std::max(widest, widest_of(layer));
-            if (!layer.convolution) continue;
-            qkv_size = std::max(qkv_size, layer.qkv.out_features);
-            mixed_size = std::max(mixed_size, layer.convolution->channels);
+            if (!layer.latent) qkv_size = std::max(qkv_size, layer.qkv.out_features);
+            mixed_size = std::max(mixed_size, mixed_size_of(layer));
+            if (!layer.delta) continue;
+            delta_heads = std::max(delta_heads, layer.delta->rule.value_heads);
+            delta_task_floats = std::max(delta_task_floats, delta_floats(layer.delta->rule));
         }
-        const int64_t routed = sizes.places ? tokens : 0;
+        const int64_t routed = sizes.places ? tokens : 0, decays = tokens * delta_heads;
         const int64_t staged = std::max(tokens, sizes.places);
         const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * mixed_size) + sizes.gated +
                                     (routed + sizes.places) * hidden_size + latents.numbers();
-        const int64_t scored = threads * (ROUTED_ROWS + 1) * sizes.experts, floats = routed + scored;
+        const int64_t scored = threads * (ROUTED_ROWS + 1) * sizes.experts;
+        const int64_t floats = routed + scored + 2 * decays + threads * delta_task_floats;
         // Behind all rows as many as a tile has may be read: see prepare_all.
         const int64_t behind = TILE_ROWS * widest;
         arena.reset(sizeof(T) * (activations + behind) + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
-                    (latents.places ? Staging<T>::size(latents.places, latents.widest, threads) : 0) + 20 * 64);
+                    (latents.places ? Staging<T>::size(latents.places, latents.widest, threads) : 0) + 24 * 64);
         residual = arena.take<T>(tokens * hidden_size);
         gathered_residual = arena.take<T>(tokens * hidden_size);
         qkv = arena.take<T>(tokens * qkv_size);
@@ -112,12 +120,20 @@ template <typename T> struct Workspace {
         returned = arena.take<T>(sizes.places * hidden_size);
         shared_shares = arena.take<float>(routed);
         scores = arena.take<float>(scored);
+        delta_decay = arena.take<float>(decays);
+        delta_beta = arena.take<float>(decays);
+        delta_memory = arena.take<float>(threads * delta_task_floats);
         staging.take(arena, staged, widest, threads);
         latent.take(arena, latents, threads);
         has_latents = latents.places > 0;
     }
 
   private:
+    // The most numbers of a token, beside the layer's first product, in what stands in the place of attention.
+    static int64_t mixed_size_of(const DecoderLayer &layer) {
+        return layer.convolution ? layer.convolution->channels : layer.delta ? layer.delta->convolution.channels : 0;
+    }
+
     // The most inputs of a product that the layer's attention is made of.
     static int64_t widest_of(const DecoderLayer &layer) {
         const int64_t query = layer.latent && layer.latent->query.packed ? layer.latent->query.in_features : 0;
@@ -205,7 +221,7 @@ template <typename T> class Forward {
 
     // Gathers the rows whose logits are wanted: behind the last layer in which tokens meet, nothing needs the others.
     void gather_logit_rows(const DecoderLayer &layer) {
-        const int64_t size = layer.convolution ? layer.convolution->channels : query_size;
+        const int64_t size = has_states(layer) ? layer.out.in_features : query_size;
         const Range range = team.share(pass.num_logits);
         for (int64_t i = range.begin; i < range.end; i++) {
             const int64_t from = pass.logit_rows[i];
@@ -226,10 +242,27 @@ template <typename T> class Forward {
             multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
         }
         if (layer.convolution) return convolve_layer(*layer.convolution);
+        if (layer.delta) return run_delta(*layer.delta, layer.qkv.out_features);
         if (decoder.heads.cache_dtype == INT8)
             attend_cache<int8_t>(layer, *plan);
         else
             attend_cache<T>(layer, *plan);
+        if (!layer.gated) return;
+        const int64_t stride = layer.qkv.out_features;
+        gate_rows(workspace.attention_out, workspace.qkv + stride - query_size, query_size, stride,
+                  team.share(pass.num_tokens));
+        team.wait();
+    }
+
+    void run_delta(const DeltaNet &net, int64_t stride) {
+        DeltaLayer<T> layer(net, *pass.states, workspace.qkv, stride, pass.num_tokens, workspace.query,
+                            workspace.delta_decay, workspace.delta_beta, workspace.attention_out);
+        layer.take_up(team);
+        team.wait();
+        layer.run(team, workspace.delta_memory + team.thread * workspace.delta_task_floats);
+        team.wait();
+        layer.gate(team, decoder.eps);
+        team.wait();
     }
 
     // Each thread takes some channels of all sequences, so that one long prompt is shared, too.
@@ -308,7 +341,7 @@ template <typename T> class Forward {
     template <typename C> void attend_cache(const DecoderLayer &layer, const Plan &plan) {
         Heads heads = decoder.heads;
         heads.window = layer.window;
-        rope_and_write(workspace.qkv, workspace.query, layer.rotation, pass.positions, pass.slots,
+        rope_and_write(workspace.qkv, layer.latent ? 0 : layer.qkv.out_features, workspace.query, layer.rotation, pass.positions, pass.slots,
                        static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache), layer.head_norms,
                        pass.num_tokens, heads, team);
         team.wait();

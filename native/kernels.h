@@ -133,6 +133,28 @@ struct Convolution {
     int32_t silu;
 };
 
+// The gated delta rule. q, k [tokens, key_heads, key_dim] and v [tokens, value_heads, value_dim] of the activations' type,
+// their rows strides apart; decay, its logarithm, and beta [tokens, value_heads]; out [tokens, value_heads, value_dim];
+// states [value_heads, key_dim, value_dim] float32. `unit`: queries and keys are divided by their lengths.
+struct DeltaRule {
+    const void *q, *k, *v;
+    const float *decay, *beta;
+    void *out;
+    States state;
+    int64_t q_stride, k_stride, v_stride, key_heads, value_heads, key_dim, value_dim;
+    int32_t unit;
+};
+
+// A layer with the gated delta rule (Qwen 3.5): see chairlift/ops/gated_delta_net.py. The convolution's channels are
+// queries, keys and values; behind them the layer's first product gives gates [value_heads, value_dim], and of each head
+// of values beta and the step. x, out and all that the rule takes but its state are the pass's.
+struct DeltaNet {
+    Convolution convolution;
+    DeltaRule rule;
+    const float *decay, *step_bias;     // [value_heads]
+    Norm norm;                          // of each head's output
+};
+
 // How queries and keys are turned at each position, and by what queries grow there.
 struct RotaryTable {
     const float *cos_sin;       // [positions, head_dim]: cosines of all pairs, then sines
@@ -147,10 +169,12 @@ struct DecoderLayer {
     const Experts *experts;     // if there are any, gate_up and down are not used
     const Latent *latent;       // if there is one, qkv is not used
     const Convolution *convolution;     // if there is one, it stands in the place of attention: see short_convolution
+    const DeltaNet *delta;      // likewise
     const float *sinks;         // of each head a score of nothing that every token sees; null: there are none
     void *k_cache, *v_cache;
     RotaryTable rotation;
     int32_t window;
+    int32_t gated;              // whether qkv ends with gates of what attention gives
     int32_t parallel;           // whether the MLP is given what attention is given, and both are added
 };
 
@@ -217,18 +241,6 @@ struct Draws {
     const int64_t *top_k;
     const double *uniform;  // [rows, count]
     int64_t count;
-};
-
-// The gated delta rule. q, k [tokens, key_heads, key_dim] and v [tokens, value_heads, value_dim] of the activations' type,
-// their rows strides apart; decay, its logarithm, and beta [tokens, value_heads]; out [tokens, value_heads, value_dim];
-// states [value_heads, key_dim, value_dim] float32. `unit`: queries and keys are divided by their lengths.
-struct DeltaRule {
-    const void *q, *k, *v;
-    const float *decay, *beta;
-    void *out;
-    States state;
-    int64_t q_stride, k_stride, v_stride, key_heads, value_heads, key_dim, value_dim;
-    int32_t unit;
 };
 
 // Mamba 2. x [tokens, heads, head_dim], b and c [tokens, groups, state_dim] of the activations' type, their rows strides

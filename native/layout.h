@@ -96,6 +96,13 @@ constexpr Field LAYOUT[] = {
     FIELD(DeltaRule, value_dim),
     FIELD(DeltaRule, unit),
 
+    STRUCTURE(DeltaNet),
+    FIELD(DeltaNet, convolution),
+    FIELD(DeltaNet, rule),
+    FIELD(DeltaNet, decay),
+    FIELD(DeltaNet, step_bias),
+    FIELD(DeltaNet, norm),
+
     STRUCTURE(Mamba2),
     FIELD(Mamba2, x),
     FIELD(Mamba2, b),
@@ -172,11 +179,13 @@ constexpr Field LAYOUT[] = {
     FIELD(DecoderLayer, experts),
     FIELD(DecoderLayer, latent),
     FIELD(DecoderLayer, convolution),
+    FIELD(DecoderLayer, delta),
     FIELD(DecoderLayer, sinks),
     FIELD(DecoderLayer, k_cache),
     FIELD(DecoderLayer, v_cache),
     FIELD(DecoderLayer, rotation),
     FIELD(DecoderLayer, window),
+    FIELD(DecoderLayer, gated),
     FIELD(DecoderLayer, parallel),
 
     STRUCTURE(Decoder),

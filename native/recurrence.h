@@ -94,33 +94,35 @@ inline __attribute__((always_inline)) void convolve(const StateSpans &spans, con
         });
 }
 
-// A convolution by itself, followed by SiLU if asked.
-template <typename T> void causal_conv(const StateSpans &spans, const Convolution &conv) {
-    const int64_t blocks = Channels::blocks(conv);
+// One block of one sequence's channels of a convolution, followed by SiLU if asked.
+template <typename T>
+void conv_task(const StateSpans &spans, const Convolution &conv, int64_t sequence, int64_t block) {
+    const Channels channels(conv, block);
+    const int64_t first = channels.first, width = channels.width;
     const T *x = static_cast<const T *>(conv.x);
     T *out = static_cast<T *>(conv.out);
-    const int64_t work = spans.starts[spans.count] * conv.channels * conv.taps;
+    convolve<T>(
+        spans, conv, sequence, channels,
+        [&](int64_t t, float *to) {
+            const T *row = x + t * conv.x_stride + first;
+            for (int64_t c = 0; c < width; c++) to[c] = widen(row[c]);
+        },
+        [&](int64_t t, float *sums) {
+            if (conv.silu) {
+                for (int64_t c = 0; c < width; c++) sums[c] = widen(narrow<T>(sums[c]));
+                for (int v = 0; v < CHANNEL_VECTORS; v++) store(sums + v * LANES, silu(load(sums + v * LANES)));
+            }
+            T *to = out + t * conv.channels + first;
+            for (int64_t c = 0; c < width; c++) to[c] = narrow<T>(sums[c]);
+        });
+}
+
+// A convolution by itself.
+template <typename T> void causal_conv(const StateSpans &spans, const Convolution &conv) {
+    const int64_t blocks = Channels::blocks(conv), work = spans.starts[spans.count] * conv.channels * conv.taps;
 #pragma omp parallel for collapse(2) schedule(dynamic, 4) if (work >= 65536)
-    for (int64_t sequence = 0; sequence < spans.count; sequence++) {
-        for (int64_t block = 0; block < blocks; block++) {
-            const Channels channels(conv, block);
-            const int64_t first = channels.first, width = channels.width;
-            convolve<T>(
-                spans, conv, sequence, channels,
-                [&](int64_t t, float *to) {
-                    const T *row = x + t * conv.x_stride + first;
-                    for (int64_t c = 0; c < width; c++) to[c] = widen(row[c]);
-                },
-                [&](int64_t t, float *sums) {
-                    if (conv.silu) {
-                        for (int64_t c = 0; c < width; c++) sums[c] = widen(narrow<T>(sums[c]));
-                        for (int v = 0; v < CHANNEL_VECTORS; v++) store(sums + v * LANES, silu(load(sums + v * LANES)));
-                    }
-                    T *to = out + t * conv.channels + first;
-                    for (int64_t c = 0; c < width; c++) to[c] = narrow<T>(sums[c]);
-                });
-        }
-    }
+    for (int64_t sequence = 0; sequence < spans.count; sequence++)
+        for (int64_t block = 0; block < blocks; block++) conv_task<T>(spans, conv, sequence, block);
 }
 
 // A convolution between two gates (LFM2): of tokens [tokens, 3 * channels] a gate before it, one behind it, and x. One
@@ -155,74 +157,82 @@ template <typename T> inline void take_head(const T *x, int64_t dim, bool unit, 
     for (int64_t i = 0; i < dim; i++) to[i] *= factor;
 }
 
+// In how many blocks of columns a head's state is taken.
+inline int64_t column_blocks(const DeltaRule &rule) { return (rule.value_dim + COLUMNS - 1) / COLUMNS; }
+
+// How many floats a task of the rule needs.
+inline int64_t delta_floats(const DeltaRule &rule) { return rule.key_dim * (COLUMNS + 2); }
+
 // The gated delta rule (Yang et al., 2024): of a head's state S [keys, values], S = S exp(g), then
-// S += k (v - k S) beta, and the output is q S / sqrt(keys).
-template <typename T> void gated_delta(const StateSpans &spans, const DeltaRule &rule) {
+// S += k (v - k S) beta, and the output is q S / sqrt(keys). One block of one head's columns, through a sequence's tokens.
+template <typename T>
+void delta_task(const StateSpans &spans, const DeltaRule &rule, int64_t sequence, int64_t head, int64_t block,
+                float *memory) {
     const int64_t keys = rule.key_dim, values = rule.value_dim, per_key = rule.value_heads / rule.key_heads;
-    const int64_t blocks = (values + COLUMNS - 1) / COLUMNS;
     const T *q = static_cast<const T *>(rule.q), *k = static_cast<const T *>(rule.k);
     const T *v = static_cast<const T *>(rule.v);
     T *out = static_cast<T *>(rule.out);
     const float scale = 1.0f / __builtin_sqrtf(float(keys));
+    float *const narrow_state = memory, *const key = narrow_state + keys * COLUMNS, *const query = key + keys;
+    const int64_t first = block * COLUMNS;
+    const int64_t width = first + COLUMNS <= values ? COLUMNS : values - first;
+    const auto state_of = [&](int64_t row) {
+        return reinterpret_cast<float *>(rule.state.base + row * rule.state.stride) + head * keys * values + first;
+    };
+    // Where it lies, or where there are fewer columns filled up with zeros.
+    float *const held = state_of(spans.rows[sequence]);
+    const bool in_place = width == COLUMNS;
+    float *const state = in_place ? held : narrow_state;
+    const int64_t stride = in_place ? values : COLUMNS;
+    for (int64_t i = 0; i < keys && !in_place; i++) {
+        for (int64_t j = width; j < COLUMNS; j++) state[i * COLUMNS + j] = 0;
+        std::memcpy(state + i * COLUMNS, held + i * values, width * sizeof(float));
+    }
+    const int64_t key_head = head / per_key;
+    go_through(
+        spans, sequence,
+        [&](int64_t t) {
+            take_head(k + t * rule.k_stride + key_head * keys, keys, rule.unit, 1.0f, key);
+            take_head(q + t * rule.q_stride + key_head * keys, keys, rule.unit, scale, query);
+            const float decay = exp_(rule.decay[t * rule.value_heads + head]);
+            const float beta = rule.beta[t * rule.value_heads + head];
+            vfloat sums[COLUMN_VECTORS] = {}, given[COLUMN_VECTORS] = {};
+            for (int64_t i = 0; i < keys; i++)
+                for (int n = 0; n < COLUMN_VECTORS; n++) sums[n] += load(state + i * stride + n * LANES) * key[i];
+            alignas(64) float value[COLUMNS] = {};
+            const T *row = v + t * rule.v_stride + head * values + first;
+            for (int64_t j = 0; j < width; j++) value[j] = widen(row[j]);
+            for (int n = 0; n < COLUMN_VECTORS; n++) sums[n] = (load(value + n * LANES) - sums[n] * decay) * beta;
+            for (int64_t i = 0; i < keys; i++)
+                for (int n = 0; n < COLUMN_VECTORS; n++) {
+                    float *at = state + i * stride + n * LANES;
+                    const vfloat now = load(at) * decay + sums[n] * key[i];
+                    store(at, now);
+                    given[n] += now * query[i];
+                }
+            for (int n = 0; n < COLUMN_VECTORS; n++) store(value + n * LANES, given[n]);
+            T *to = out + (t * rule.value_heads + head) * values + first;
+            for (int64_t j = 0; j < width; j++) to[j] = narrow<T>(value[j]);
+        },
+        [&](int64_t row) {
+            float *kept = state_of(row);
+            for (int64_t i = 0; i < keys && kept != state; i++)
+                std::memcpy(kept + i * values, state + i * stride, width * sizeof(float));
+        });
+}
+
+// The rule by itself.
+template <typename T> void gated_delta(const StateSpans &spans, const DeltaRule &rule) {
+    const int64_t blocks = column_blocks(rule);
     std::atomic<bool> refused{false};
 #pragma omp parallel
     {
-        const Numbers memory = own_numbers(keys * COLUMNS + 2 * keys, refused);
-        float *const narrow_state = memory.get(), *key = narrow_state + keys * COLUMNS, *query = key + keys;
+        const Numbers memory = own_numbers(delta_floats(rule), refused);
 #pragma omp for collapse(3) schedule(dynamic)
         for (int64_t sequence = 0; sequence < spans.count; sequence++)
             for (int64_t head = 0; head < rule.value_heads; head++)
-                for (int64_t block = 0; block < blocks; block++) {
-                    if (refused) continue;
-                    const int64_t first = block * COLUMNS;
-                    const int64_t width = first + COLUMNS <= values ? COLUMNS : values - first;
-                    const auto state_of = [&](int64_t row) {
-                        return reinterpret_cast<float *>(rule.state.base + row * rule.state.stride) +
-                               head * keys * values + first;
-                    };
-                    // Where it lies, or where there are fewer columns filled up with zeros.
-                    float *const held = state_of(spans.rows[sequence]);
-                    const bool in_place = width == COLUMNS;
-                    float *const state = in_place ? held : narrow_state;
-                    const int64_t stride = in_place ? values : COLUMNS;
-                    for (int64_t i = 0; i < keys && !in_place; i++) {
-                        for (int64_t j = width; j < COLUMNS; j++) state[i * COLUMNS + j] = 0;
-                        std::memcpy(state + i * COLUMNS, held + i * values, width * sizeof(float));
-                    }
-                    const int64_t key_head = head / per_key;
-                    go_through(
-                        spans, sequence,
-                        [&](int64_t t) {
-                            take_head(k + t * rule.k_stride + key_head * keys, keys, rule.unit, 1.0f, key);
-                            take_head(q + t * rule.q_stride + key_head * keys, keys, rule.unit, scale, query);
-                            const float decay = exp_(rule.decay[t * rule.value_heads + head]);
-                            const float beta = rule.beta[t * rule.value_heads + head];
-                            vfloat sums[COLUMN_VECTORS] = {}, given[COLUMN_VECTORS] = {};
-                            for (int64_t i = 0; i < keys; i++)
-                                for (int n = 0; n < COLUMN_VECTORS; n++)
-                                    sums[n] += load(state + i * stride + n * LANES) * key[i];
-                            alignas(64) float value[COLUMNS] = {};
-                            const T *row = v + t * rule.v_stride + head * values + first;
-                            for (int64_t j = 0; j < width; j++) value[j] = widen(row[j]);
-                            for (int n = 0; n < COLUMN_VECTORS; n++)
-                                sums[n] = (load(value + n * LANES) - sums[n] * decay) * beta;
-                            for (int64_t i = 0; i < keys; i++)
-                                for (int n = 0; n < COLUMN_VECTORS; n++) {
-                                    float *at = state + i * stride + n * LANES;
-                                    const vfloat now = load(at) * decay + sums[n] * key[i];
-                                    store(at, now);
-                                    given[n] += now * query[i];
-                                }
-                            for (int n = 0; n < COLUMN_VECTORS; n++) store(value + n * LANES, given[n]);
-                            T *to = out + (t * rule.value_heads + head) * values + first;
-                            for (int64_t j = 0; j < width; j++) to[j] = narrow<T>(value[j]);
-                        },
-                        [&](int64_t row) {
-                            float *kept = state_of(row);
-                            for (int64_t i = 0; i < keys && kept != state; i++)
-                                std::memcpy(kept + i * values, state + i * stride, width * sizeof(float));
-                        });
-                }
+                for (int64_t block = 0; block < blocks; block++)
+                    if (!refused) delta_task<T>(spans, rule, sequence, head, block, memory.get());
     }
     if (refused) throw std::bad_alloc();
 }

@@ -62,6 +62,16 @@ def opt(raw: Raw) -> Raw:
     return {**found, "layer_norm_eps": 1e-5, "num_key_value_heads": None}
 
 
+def qwen3_5(raw: Raw) -> Raw:
+    """Qwen 3.5: positions have three numbers, which of texts are the same; and gates are of one kind."""
+    _refuse(raw, {"hidden_act": "silu"})
+    found = {"intermediate_size": raw.get("moe_intermediate_size"), **raw}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = optional_object(raw, name)
+        found[name] = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
+    return found
+
+
 def lfm2(raw: Raw) -> Raw:
     """LFM2: the first folders list the layers with attention, and of an MLP's size two thirds are meant."""
     found = _named({"intermediate_size": 12288, **raw}, {"intermediate_size": "block_ff_dim"})

@@ -19,10 +19,12 @@ from chairlift.folders.config_names import (
     minicpm3,
     mpt,
     opt,
+    qwen3_5,
     stablelm,
     stablelm_norms,
 )
 from chairlift.folders.decoder_family import DecoderFamily
+from chairlift.folders.delta_nets import parse_delta_nets
 from chairlift.folders.expert_rules import (
     DEEPSEEK2,
     DEEPSEEK3,
@@ -37,6 +39,7 @@ from chairlift.folders.expert_rules import (
     OLMOE,
     QWEN2,
     QWEN3,
+    QWEN3_5_MOE,
 )
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import (
@@ -59,6 +62,7 @@ from chairlift.folders.layer_rules import (
     window_per_layer,
     window_without_rotation,
 )
+from chairlift.folders.short_convolutions import parse_short_convolutions
 from chairlift.folders.tensor_names import (
     BLOOM,
     ERNIE,
@@ -71,6 +75,7 @@ from chairlift.folders.tensor_names import (
     LFM2,
     MPT,
     OPT,
+    QWEN3_5,
     STARCODER2,
 )
 
@@ -111,7 +116,20 @@ _LFM2: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eps_field": "norm_eps",
     "rope_theta": 1e6,
-    "short_convolutions": True,
+    "mixers": parse_short_convolutions,
+}
+_QWEN3_5: dict[str, Any] = {
+    "dialect": qwen3_5,
+    "names": QWEN3_5,
+    "qkv_bias": "attention_bias",
+    "o_bias": "attention_bias",
+    "qk_norm": "head",
+    "norm_offset": 1.0,
+    "float_norms": True,
+    "head_dim": 256,
+    "rotary_share": 0.25,
+    "mixers": parse_delta_nets,
+    "gated_attention": True,
 }
 
 FAMILIES: dict[str, DecoderFamily] = {
@@ -458,4 +476,6 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gpt_bigcode": DecoderFamily(names=GPT_BIGCODE, activation=("activation_function", "gelu_pytorch_tanh"), **_GPT),
     "lfm2": DecoderFamily(dialect=lfm2, **_LFM2),
     "lfm2_moe": DecoderFamily(dialect=lfm2_moe, experts=LFM2_MOE, **_LFM2),
+    "qwen3_5_text": DecoderFamily(**_QWEN3_5),
+    "qwen3_5_moe_text": DecoderFamily(experts=QWEN3_5_MOE, **_QWEN3_5),
 }

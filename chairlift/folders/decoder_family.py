@@ -6,6 +6,7 @@ from typing import Literal
 
 from chairlift.folders.alibi import Slopes
 from chairlift.folders.config_names import as_it_is
+from chairlift.folders.delta_nets import DeltaNets
 from chairlift.folders.expert_rules import ExpertRule
 from chairlift.folders.layer_norms import BEFORE, LayerNorms
 from chairlift.folders.layer_rules import (
@@ -17,8 +18,11 @@ from chairlift.folders.layer_rules import (
     rotated_all,
     rotated_but_every_fourth,
 )
+from chairlift.folders.short_convolutions import ShortConvolutions
 from chairlift.folders.tensor_names import LLAMA, TensorNames
 
+# What has states in place of attention.
+Mixers = ShortConvolutions | DeltaNets
 # True, False, or the config field that decides, alone (absent means False) or with what it means to leave it out.
 Bias = bool | str | tuple[str, bool]
 
@@ -48,7 +52,7 @@ class DecoderFamily:
     scores. `caps`: the fields with caps of scores and logits, and what it means to leave them out. `sinks`: the files
     have one for each head. `quantized`: the `quant_method` of folders that are packed so. `experts`: how the config
     describes those of layers that have any in place of one MLP. `latent`: keys and values are made of a latent.
-    `short_convolutions`: layers may have one in place of attention.
+    `mixers` reads what some layers have in place of attention. `gated_attention`: what it gives is multiplied by gates.
     `both_ways`: the field by which tokens see what follows them, within the half of a window to either side. `grows`:
     queries may grow with their positions.
     """
@@ -88,7 +92,8 @@ class DecoderFamily:
     quantized: str | None = None
     experts: ExpertRule | None = None
     latent: bool = False
-    short_convolutions: bool = False
+    mixers: Callable[[Raw, int], Mixers | None] | None = None
+    gated_attention: bool = False
     both_ways: str | None = None
     grows: bool = False
 

@@ -195,6 +195,7 @@ QWEN2 = ExpertRule(
     names=ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate.weight"),
 )
 QWEN3 = ExpertRule(layers=every_so_many)
+QWEN3_5_MOE = replace(QWEN2, renormalized=True, layers=in_all_layers)
 OLMOE = ExpertRule(width="intermediate_size")
 GRANITE = ExpertRule(
     width="intermediate_size",

@@ -13,7 +13,7 @@ from chairlift.folders.sentence_files import SentenceFiles, pools, scores_logits
 
 Task = Literal["embed", "classify", "rerank", "tensors", "python"]
 # Names of architectures with a head that end like those without any: GPT2LMHeadModel, Qwen2ForRewardModel.
-_WITH_STATES = [name for name, family in DECODERS.items() if family.short_convolutions]
+_WITH_STATES = [name for name, family in DECODERS.items() if family.mixers is not None]
 _HEADS = ("Head", "For")
 
 

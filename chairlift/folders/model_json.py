@@ -42,7 +42,10 @@ _MOST: dict[str, int] = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 2**14),
     "num_nextn_predict_layers": 2**8,
     "expansion_ratio": 2**8,
-    "conv_L_cache": 2**8,
+    **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim"), 2**8),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2**12),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 2**14),
+    "full_attention_interval": 2**12,
     "block_multiple_of": 2**16,
     **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval", "moe_every_n_layers"), 2**12),
 }

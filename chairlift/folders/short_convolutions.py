@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 
 from chairlift.errors import UnsupportedModel
+from chairlift.folders.layer_kinds import MOST_TAPS, which_layers
 from chairlift.folders.layer_rules import Raw
 from chairlift.folders.model_json import positive_size
-
-# As in native/kernels.h.
-_MOST_TAPS = 16
-_KIND = "conv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +16,17 @@ class ShortConvolutions:
     taps: int
     bias: bool
 
+    def state_bytes(self, hidden_size: int, itemsize: int) -> int:
+        """Bytes of a layer's state of one sequence."""
+        return hidden_size * self.taps * itemsize
+
 
 def parse_short_convolutions(raw: Raw, num_layers: int) -> ShortConvolutions | None:
     """Read which layers have one; None if no layer has. Raises UnsupportedModel naming the field at fault."""
-    kinds = raw.get("layer_types") or ["full_attention"] * num_layers
-    unknown = sorted({*kinds} - {_KIND, "full_attention"})
-    if unknown or len(kinds) != num_layers:
-        raise UnsupportedModel(
-            f"layer_types must be {_KIND!r} or 'full_attention' for each of {num_layers} layers"
-            + (f", and has {unknown[0]!r}" if unknown else f", and names {len(kinds)}")
-        )
-    if _KIND not in kinds:
+    layers = which_layers(raw.get("layer_types") or ["full_attention"] * num_layers, "conv", num_layers)
+    if layers is None:
         return None
-    if {*kinds} == {_KIND}:
-        raise UnsupportedModel("layer_types has no 'full_attention': a model of short convolutions alone is not served")
     taps = positive_size({"conv_L_cache": 3, **raw}, "conv_L_cache")
-    if taps > _MOST_TAPS:
-        raise UnsupportedModel(f"conv_L_cache must be at most {_MOST_TAPS}, got {taps}")
-    return ShortConvolutions(tuple(kind == _KIND for kind in kinds), taps, bool(raw.get("conv_bias", False)))
+    if taps > MOST_TAPS:
+        raise UnsupportedModel(f"conv_L_cache must be at most {MOST_TAPS}, got {taps}")
+    return ShortConvolutions(layers, taps, bool(raw.get("conv_bias", False)))

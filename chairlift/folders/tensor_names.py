@@ -38,6 +38,7 @@ class TensorNames:
 
 LLAMA = TensorNames()
 ERNIE = TensorNames(ahead=("mtp_",))
+QWEN3_5 = TensorNames(ahead=("mtp.",))
 LFM2 = TensorNames(
     norm="embedding_norm",
     out="self_attn.out_proj",

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chairlift.ops.gated_delta_net import GatedDeltaNet
 from chairlift.ops.short_convolution import ShortConvolution
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
@@ -195,7 +196,8 @@ class DenseMlp:
 @dataclass(slots=True, frozen=True)
 class DecoderLayer:
     """One layer's weights. `qkv` is one fused projection; `sinks` are as in `Ops.attention`. In the place of attention
-    there may be a `convolution`, for which `qkv` makes its gates and what it sees.
+    there may be a `mixer` with states, for which `qkv` makes all that it takes. With `gated` attention `qkv` ends with
+    as many gates [T, Hq * D] as there are queries, by whose logistic function what attention gives is multiplied.
 
     Norms are None where there is none: of what attention and the MLP are given (pre) and of what they give, before it
     is added to the residual (post). If it is `parallel` the MLP is given what attention is given, and what both give
@@ -205,7 +207,8 @@ class DecoderLayer:
     heads: HeadShape
     attention_pre_norm: Tensor | None
     qkv: Linear
-    convolution: ShortConvolution | None
+    mixer: ShortConvolution | GatedDeltaNet | None
+    gated: bool
     sinks: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None

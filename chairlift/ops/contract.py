@@ -99,11 +99,11 @@ class Ops(Protocol):
         weights: DecoderWeights,
         caches: Sequence[KVCache],
         rotations: Sequence[RotaryTable],
-        states: Sequence[Tensor | None],
+        states: Sequence[Sequence[Tensor]],
     ) -> Forward | None:
         """Return the whole forward pass at once, as `Decoder.forward` describes it; None if there is no such thing.
 
-        `caches`, `rotations` and `states` are those of each layer: one with states has no cache, which is then empty.
+        `caches`, `rotations` and `states` are those of each layer; of one with states the cache is empty.
         """
         ...
 

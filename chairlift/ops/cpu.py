@@ -185,7 +185,7 @@ class CpuOps:
         weights: DecoderWeights,
         caches: Sequence[KVCache],
         rotations: Sequence[RotaryTable],
-        states: Sequence[Tensor | None],
+        states: Sequence[Sequence[Tensor]],
     ) -> Forward | None:
         """Return the pass in one native call, if the native products hold all weights."""
         return FusedDecoder(self._library, weights, caches, rotations, states) if can_fuse(weights) else None

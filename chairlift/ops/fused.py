@@ -10,6 +10,7 @@ from torch import Tensor
 from chairlift.ops import native
 from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mlp
 from chairlift.ops.experts import Experts
+from chairlift.ops.gated_delta_net import GatedDeltaNet
 from chairlift.ops.latent import EPS, LatentOutput, LatentProjection
 from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight
@@ -113,11 +114,27 @@ def _latent_struct(before: LatentProjection, after: LatentOutput) -> native.Late
     )
 
 
-def _convolution_struct(convolution: ShortConvolution, states: Tensor) -> native.ConvolutionStruct:
+def _convolution_struct(
+    weight: Tensor, bias: Tensor | None, states: Tensor, silu: bool = False
+) -> native.ConvolutionStruct:
     """Describe one; what it sees and gives are the pass's own."""
-    bias = None if convolution.bias is None else convolution.bias.data_ptr()
-    place = states_struct(states)
-    return native.ConvolutionStruct(None, convolution.weight.data_ptr(), bias, None, place, 0, *states.shape[1:], False)
+    bias_at = None if bias is None else bias.data_ptr()
+    return native.ConvolutionStruct(
+        None, weight.data_ptr(), bias_at, None, states_struct(states), 0, *weight.shape, silu
+    )
+
+
+def _delta_struct(net: GatedDeltaNet, seen: Tensor, memory: Tensor) -> native.DeltaNetStruct:
+    """The same of a layer with the delta rule."""
+    sizes = net.key_heads, net.value_heads, net.key_dim, net.value_dim
+    rule = native.DeltaRuleStruct(*[None] * 6, states_struct(memory), 0, 0, 0, *sizes, True)
+    return native.DeltaNetStruct(
+        _convolution_struct(net.taps, None, seen, silu=True),
+        rule,
+        net.decay.data_ptr(),
+        net.step_bias.data_ptr(),
+        native.NormStruct.of(net.norm),
+    )
 
 
 class FusedDecoder:
@@ -129,21 +146,19 @@ class FusedDecoder:
         weights: DecoderWeights,
         caches: Sequence[KVCache],
         rotations: Sequence[RotaryTable],
-        states: Sequence[Tensor | None],
+        states: Sequence[Sequence[Tensor]],
     ) -> None:
         # The structures hold addresses only, so what they point to is kept here.
         self._held = weights, caches, rotations, states
         self._experts: list[native.ExpertsStruct] = []
         self._latents: list[native.LatentStruct] = []
-        self._convolutions: list[native.ConvolutionStruct] = []
+        self._mixers: list[native.ConvolutionStruct | native.DeltaNetStruct] = []
         layers = (native.DecoderLayerStruct * len(caches))()
         parts = zip(layers, weights.layers, caches, rotations, states, strict=True)
         for struct, layer, cache, rotation, state in parts:
             self._describe(struct, layer, weights.eps)
-            if layer.convolution is not None:
-                assert state is not None
-                self._convolutions.append(_convolution_struct(layer.convolution, state))
-                struct.convolution = ctypes.pointer(self._convolutions[-1])
+            if layer.mixer is not None:
+                self._place_mixer(struct, layer.mixer, state)
                 continue
             struct.k_cache, struct.v_cache = cache[0].data_ptr(), cache[1].data_ptr()
             struct.rotation = native.RotaryTableStruct.of(rotation)
@@ -188,7 +203,21 @@ class FusedDecoder:
             self._experts.append(_experts_struct(layer.mlp))
             struct.experts = ctypes.pointer(self._experts[-1])
         struct.window = layer.heads.window or 0
+        struct.gated = layer.gated
         struct.parallel = layer.parallel
+
+    def _place_mixer(
+        self, struct: native.DecoderLayerStruct, mixer: ShortConvolution | GatedDeltaNet, states: Sequence[Tensor]
+    ) -> None:
+        """Describe what stands in the place of attention, over its states."""
+        if isinstance(mixer, ShortConvolution):
+            convolution = _convolution_struct(mixer.weight, mixer.bias, states[0])
+            self._mixers.append(convolution)
+            struct.convolution = ctypes.pointer(convolution)
+        else:
+            delta = _delta_struct(mixer, *states)
+            self._mixers.append(delta)
+            struct.delta = ctypes.pointer(delta)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Write K and V of all tokens and return the normalized hidden states [R, H] of `inputs.logit_rows`."""
@@ -209,7 +238,7 @@ class FusedDecoder:
                 batch.block_tables.shape[0],
             ),
         )
-        if self._convolutions:
+        if self._mixers:
             assert inputs.states is not None
             spans = NativeSpans(inputs.states)
             step.states = ctypes.pointer(spans.struct)

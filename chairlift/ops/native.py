@@ -126,6 +126,17 @@ class NormStruct(ctypes.Structure):
         return cls() if weight is None else cls(weight.data_ptr(), DTYPES[weight.dtype])
 
 
+class DeltaNetStruct(ctypes.Structure):
+    """A layer with the gated delta rule."""
+
+    _fields_ = [
+        ("convolution", ConvolutionStruct),
+        ("rule", DeltaRuleStruct),
+        *((name, POINTER) for name in ("decay", "step_bias")),
+        ("norm", NormStruct),
+    ]
+
+
 class HeadNormsStruct(ctypes.Structure):
     """Norms of queries and keys."""
 
@@ -194,9 +205,11 @@ class DecoderLayerStruct(ctypes.Structure):
         ("experts", ctypes.POINTER(ExpertsStruct)),
         ("latent", ctypes.POINTER(LatentStruct)),
         ("convolution", ctypes.POINTER(ConvolutionStruct)),
+        ("delta", ctypes.POINTER(DeltaNetStruct)),
         *[(name, POINTER) for name in ("sinks", "k_cache", "v_cache")],
         ("rotation", RotaryTableStruct),
         ("window", INT32),
+        ("gated", INT32),
         ("parallel", INT32),
     ]
 

@@ -139,7 +139,7 @@ class ReferenceOps:
         weights: DecoderWeights,
         caches: Sequence[KVCache],
         rotations: Sequence[RotaryTable],
-        states: Sequence[Tensor | None],
+        states: Sequence[Sequence[Tensor]],
     ) -> None:
         """There is nothing faster than one operation after the other."""
 

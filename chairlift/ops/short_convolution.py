@@ -1,8 +1,12 @@
 """What layers of LFM2 have in the place of attention: a convolution over the last few tokens, between two gates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+Convolve = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,3 +24,12 @@ class ShortConvolution:
     def nbytes(self) -> int:
         """Bytes that it takes."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def states(self, dtype: torch.dtype) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        """Names, shapes and types of what is kept of a sequence, of a model of this type."""
+        return [("conv/0", tuple(self.weight.shape), dtype)]
+
+    def run(self, gated: Tensor, convolve: Convolve) -> Tensor:
+        """gated [T, 3 * H] -> [T, H]; `convolve` is the convolution [T, H] -> [T, H] over the step's sequences."""
+        before, behind, x = gated.chunk(3, dim=1)
+        return convolve(before * x).mul_(behind)

@@ -13,7 +13,7 @@ from chairlift.errors import ConfigError, UnsupportedModel
 from chairlift.folders.alibi import Slopes
 from chairlift.folders.config_names import NotNative
 from chairlift.folders.decoder_families import FAMILIES
-from chairlift.folders.decoder_family import Bias, DecoderFamily
+from chairlift.folders.decoder_family import Bias, DecoderFamily, Mixers
 from chairlift.folders.expert_rules import ExpertConfig, parse_experts
 from chairlift.folders.latent_config import LatentConfig, parse_latent
 from chairlift.folders.layer_norms import LayerNorms
@@ -21,7 +21,6 @@ from chairlift.folders.layer_rules import Windows
 from chairlift.folders.model_json import positive_size, read_model_json, values_checked
 from chairlift.folders.multimodal import MultimodalFamily, is_native, multimodal_of
 from chairlift.folders.quantization_config import QuantizationConfig, parse_quantization
-from chairlift.folders.short_convolutions import ShortConvolutions, parse_short_convolutions
 from chairlift.folders.transformers_config import TransformersConfig, parse_transformers
 from chairlift.ops.activation import ACTIVATIONS, Activation
 from chairlift.ops.kv_layout import bytes_of_token, has_kernels
@@ -77,11 +76,10 @@ class DecoderConfig:
     `HeadShape`.
     `norms` are what layers' are called, and layers are `parallel` as in `DecoderFamily`.
     `qk_norm` is as in `DecoderFamily`. `experts` are those of the layers that have any. With a `latent` there is one
-    head of keys and values, that which is kept of a token. Layers with `short_convolutions` have these in place of
-    attention. `multimodal` is the family of which this is the part for
-    texts. Files may hold so many `extra_layers`, which predict tokens beyond the next and are not used. `dtype` is the
-    name of the type the folder was saved in. With `both_ways` tokens see what follows them, too, so that the model
-    embeds and writes nothing.
+    head of keys and values, that which is kept of a token. Some layers have `mixers` in place of attention.
+    `multimodal` is the family of which this is the part for texts. Files may hold so many `extra_layers`, which predict
+    tokens beyond the next and are not used. `dtype` is the name of the type the folder was saved in. With `both_ways`
+    tokens see what follows them, too, so that the model embeds and writes nothing.
     """
 
     model_type: str
@@ -115,7 +113,7 @@ class DecoderConfig:
     both_ways: bool
     experts: ExpertConfig | None
     latent: LatentConfig | None
-    short_convolutions: ShortConvolutions | None
+    mixers: Mixers | None
     multimodal: MultimodalFamily | None
     extra_layers: int
     packing: QuantizationConfig | None
@@ -127,13 +125,13 @@ class DecoderConfig:
         `pads_values` is that of the operations; None is what those of the CPU do.
         """
         pads = has_kernels(self.head_dim) if pads_values is None else pads_values
-        layers = self.num_layers - (0 if self.short_convolutions is None else sum(self.short_convolutions.layers))
+        layers = self.num_layers - (0 if self.mixers is None else sum(self.mixers.layers))
         return layers * self.num_kv_heads * bytes_of_token(self.head_dim, itemsize, scale, pads)
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of what all layers remember of a sequence beside keys and values, of numbers of so many bytes."""
-        short = self.short_convolutions
-        return 0 if short is None else sum(short.layers) * self.hidden_size * short.taps * itemsize
+        mixers = self.mixers
+        return 0 if mixers is None else sum(mixers.layers) * mixers.state_bytes(self.hidden_size, itemsize)
 
     def heads(self, layer: int) -> "HeadShape":
         """Attention shape of one layer."""
@@ -224,8 +222,8 @@ def _parsed(raw: Mapping[str, Any], multimodal: MultimodalFamily | None) -> Deco
     latent = parse_latent(raw, heads) if family.latent else None
     kv_heads, head_dim = (1, latent.width) if latent is not None else _kept_heads(raw, family, hidden, heads)
     max_positions = positive_size(raw, "max_position_embeddings")
-    short = parse_short_convolutions(raw, layers) if family.short_convolutions else None
-    if short is not None:
+    mixers = None if family.mixers is None else family.mixers(raw, layers)
+    if mixers is not None:
         raw = {**raw, "layer_types": None}
     windows = _windows(raw, family, layers)
     ropes = _ropes(raw, family, windows, max_positions, head_dim, latent)
@@ -262,7 +260,7 @@ def _parsed(raw: Mapping[str, Any], multimodal: MultimodalFamily | None) -> Deco
         both_ways=_both_ways(raw, family),
         experts=None if family.experts is None else parse_experts(raw, family.experts, layers),
         latent=latent,
-        short_convolutions=short,
+        mixers=mixers,
         multimodal=multimodal,
         extra_layers=positive_size(raw, "num_nextn_predict_layers") if raw.get("num_nextn_predict_layers") else 0,
         packing=_packing(raw, family),

@@ -1,5 +1,7 @@
 """The one parametric decoder: embedding, layers, final norm, head."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -8,16 +10,15 @@ from chairlift.core.cost import ExpertReads
 from chairlift.ops.base import Allowed, DecoderWeights, Forward, Head, Inputs, KVCache
 from chairlift.ops.contract import Ops
 from chairlift.ops.experts import Experts
+from chairlift.ops.gated_delta_net import GatedDeltaNet
 from chairlift.ops.rotation import RotaryTable
+from chairlift.ops.short_convolution import ShortConvolution
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_weights import DecoderReader
 from chairlift.runners.decoder.recorded_steps import RecordedSteps
 from chairlift.runners.decoder.recurrent_states import RecurrentStates, StateShape
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.weights import Weights
-
-# The states of a layer with a convolution: what it has seen last.
-_SEEN = "conv/0"
 
 
 class Decoder:
@@ -74,12 +75,8 @@ class Decoder:
         return RecurrentStates.bytes_of(self._state_shapes())
 
     def _state_shapes(self) -> list[StateShape]:
-        convolutions = [(index, layer.convolution) for index, layer in enumerate(self.weights.layers)]
-        return [
-            StateShape(index, _SEEN, tuple(each.weight.shape), self.dtype)
-            for index, each in convolutions
-            if each is not None
-        ]
+        mixers = [(index, layer.mixer) for index, layer in enumerate(self.weights.layers) if layer.mixer is not None]
+        return [StateShape(index, *each) for index, mixer in mixers for each in mixer.states(self.dtype)]
 
     def make_states(self, rows: int) -> RecurrentStates:
         """Have layers keep their states in so many rows, which a pass says by `Inputs.states`; before `allocate`."""
@@ -97,13 +94,13 @@ class Decoder:
         layers = self.weights.layers
         self.caches = [
             self.ops.allocate_kv_cache(num_blocks, block_size, layer.heads, self.cache_dtype, self.device)
-            if layer.convolution is None
+            if layer.mixer is None
             else ()
             for layer in (layers[:1] if one_layer else layers)
         ]
         if one_layer:
             self.caches *= len(layers)
-        states = [None if layer.convolution is None else self._states_of(index) for index, layer in enumerate(layers)]
+        states = [() if layer.mixer is None else self._states_of(index) for index, layer in enumerate(layers)]
         self.fused = self.ops.fuse(self.weights, self.caches, self.rotations, states)
         # Which rows an expert takes has to be known on the host.
         if self.device.type == "cuda" and self.experts is None and not one_layer:
@@ -154,20 +151,37 @@ class Decoder:
     def _mix(self, index: int, projected: Tensor, inputs: Inputs, spans: object) -> Tensor:
         """What a layer's tokens [T, ...], as its first product gives them, make of each other: [T, ...]."""
         ops, layer, cache, batch = self.ops, self.weights.layers[index], self.caches[index], inputs.attention
-        if layer.convolution is not None:
-            before, behind, x = projected.chunk(3, dim=1)
-            weight, bias, states = layer.convolution.weight, layer.convolution.bias, self._states_of(index)
-            assert self._recurrence is not None
-            return self._recurrence.causal_conv(spans, states, before * x, weight, bias, silu=False).mul_(behind)
-        eps, norms = self.config.rms_norm_eps, (layer.q_norm, layer.k_norm)
+        if layer.mixer is not None:
+            return self._run_mixer(layer.mixer, projected, spans, self._states_of(index))
+        eps, norms, gates = self.config.rms_norm_eps, (layer.q_norm, layer.k_norm), None
+        if layer.gated:
+            width = layer.heads.num_heads * layer.heads.head_dim
+            gates, projected = projected[:, -width:], projected[:, :-width].contiguous()
         query = ops.rope_and_write(projected, self.rotations[index], batch, cache, layer.heads, *norms, eps)
         if index == len(self.caches) - 1 and not len(inputs.logit_rows):
             return query
-        return ops.attention(query, cache, batch, layer.heads, layer.sinks)
+        mixed = ops.attention(query, cache, batch, layer.heads, layer.sinks)
+        return mixed if gates is None else mixed.mul_(gates.sigmoid())
 
-    def _states_of(self, layer: int) -> Tensor:
+    def _run_mixer(
+        self, mixer: ShortConvolution | GatedDeltaNet, projected: Tensor, spans: object, states: Sequence[Tensor]
+    ) -> Tensor:
+        kernels, seen = self._recurrence, states[0]
+        assert kernels is not None
+        if isinstance(mixer, ShortConvolution):
+            return mixer.run(
+                projected, lambda x: kernels.causal_conv(spans, seen, x, mixer.weight, mixer.bias, silu=False)
+            )
+        return mixer.run(
+            torch.split(projected, mixer.widths, dim=1),
+            lambda x: kernels.causal_conv(spans, seen, x, mixer.taps, None, silu=True),
+            lambda qkv, decay, beta: kernels.gated_delta(spans, states[1], qkv, decay, beta, unit=True),
+            lambda x, weight: self.ops.rms_norm(x, weight, self.config.rms_norm_eps),
+        )
+
+    def _states_of(self, layer: int) -> Sequence[Tensor]:
         assert self.states is not None, "the states of a layer are made before its cache"
-        return self.states.of_layer(layer)[_SEEN]
+        return list(self.states.of_layer(layer).values())
 
     def _shifted(self, hidden: Tensor) -> Tensor:
         """What the last norm gives, with what a LayerNorm adds to it."""
@@ -229,7 +243,7 @@ def _nbytes(weights: DecoderWeights) -> int:
     parts = weights.norm, weights.head, weights.embedding, weights.positions
     total = sum(part.nbytes for part in parts if part is not None)
     for layer in weights.layers:
-        total += 0 if layer.convolution is None else layer.convolution.nbytes
+        total += 0 if layer.mixer is None else layer.mixer.nbytes
         total += layer.qkv.nbytes + layer.out.nbytes + layer.mlp.nbytes
         total += sum(norm.nbytes for norm in layer.norms)
     return total

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chairlift.folders.short_convolutions import ShortConvolutions
 from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Linear, Mlp
 from chairlift.ops.contract import Ops
-from chairlift.ops.short_convolution import ShortConvolution
 from chairlift.runners.decoder.config import DecoderConfig
 from chairlift.runners.decoder.read_experts import read_experts
 from chairlift.runners.decoder.read_latent import LatentReader
+from chairlift.runners.decoder.read_mixers import MixerReader
 from chairlift.runners.decoder.rope import RopeConfig
 from chairlift.runners.weights import Matrix, Weights
 
@@ -57,7 +56,8 @@ class DecoderReader:
         at = prefix + names.layers
         layers = [self._layer(f"{at}{index}.", index) for index in range(config.num_layers)]
         weights.leave([f"{at}{config.num_layers + index}." for index in range(config.extra_layers)])
-        weights.leave([prefix + each for each in names.ahead])
+        # They may lie outside of a part for texts.
+        weights.leave([before + each for before in ("", prefix) for each in names.ahead])
         positions = None if names.positions is None else self._positions(f"{prefix}{names.positions}.weight")
         norm = self._norm(prefix + names.norm, config.hidden_size)
         scale = config.embedding_scale
@@ -132,18 +132,19 @@ class DecoderReader:
         mlp_pre = self._norm_of(prefix, norms.mlp_pre, hidden)
         attention_post = self._norm_of(prefix, norms.attention_post, hidden)
         mlp_post = self._norm_of(prefix, norms.mlp_post, hidden)
-        short, attends = config.short_convolutions, True
-        if short is not None and short.layers[index]:
-            convolution, qkv, out = self._convolution(f"{prefix}conv.", short)
-            attends = False
+        mixers, mixer, attends = config.mixers, None, config.mixers is None or not config.mixers.layers[index]
+        if mixers is None or attends:
+            qkv, out = self._attention(prefix, attention_pre, order)
         else:
-            convolution, (qkv, out) = None, self._attention(prefix, attention_pre, order)
+            reader = MixerReader(hidden, self._weights, self._rows, self._ops.linear, self._added)
+            mixer, qkv, out = reader.read(mixers, prefix)
         q_norm, k_norm = self._names.head_norms
         return DecoderLayer(
             heads=config.heads(index),
             attention_pre_norm=_weight(attention_pre),
             qkv=qkv,
-            convolution=convolution,
+            mixer=mixer,
+            gated=config.family.gated_attention,
             sinks=self._sinks(f"{prefix}self_attn.sinks"),
             q_norm=self._head_norm(prefix + q_norm, query, order) if attends else None,
             k_norm=self._head_norm(prefix + k_norm, key, order) if attends else None,
@@ -165,15 +166,6 @@ class DecoderReader:
         reader = LatentReader(latent, heads, self._ops, self._weights, norm)
         added = self._added(out, heads * latent.value, config.o_bias)
         return reader.read(f"{prefix}self_attn.", config.hidden_size, config.qkv_bias, added)
-
-    def _convolution(self, prefix: str, short: ShortConvolutions) -> tuple[ShortConvolution, Linear, Linear]:
-        """A convolution, with the product before it and the one behind it."""
-        hidden, take = self._config.hidden_size, self._weights.take
-        gates = self._rows([f"{prefix}in_proj"], [3 * hidden], hidden, short.bias)
-        weight = take([f"{prefix}conv.weight"], [(hidden, 1, short.taps)])[:, 0]
-        bias = take([f"{prefix}conv.bias"], [(hidden,)]) if short.bias else None
-        out = self._added(f"{prefix}out_proj", hidden, short.bias)
-        return ShortConvolution(weight.contiguous(), bias), self._ops.linear(*gates), out
 
     def _sinks(self, name: str) -> Tensor | None:
         if not self._config.family.sinks:
@@ -200,15 +192,19 @@ class DecoderReader:
         return DenseMlp(product(*gate_up, config.activation), down)
 
     def _qkv(self, prefix: str, before: _Norm | None, order: Tensor | None) -> Linear:
-        """Queries, keys and values as one projection, the first two rotated by halves."""
+        """Queries, keys and values as one projection, the first two rotated by halves, and gates if there are any."""
         config = self._config
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         names = [prefix + name for name in self._names.qkv]
-        outs = [query, key, key] if len(names) == 3 else [query + 2 * key]
+        gated = config.family.gated_attention
+        outs = [query * (1 + gated), key, key] if len(names) == 3 else [query + 2 * key]
         rows = self._rows(names, outs, config.hidden_size, config.qkv_bias, before)
         if self._names.grouped:
             weight, bias = rows
             rows = Matrix(_ungrouped(weight, config), None if bias is None else _ungrouped(bias, config))
+        if gated:
+            weight, bias = rows
+            rows = Matrix(_gates_behind(weight, config), None if bias is None else _gates_behind(bias, config))
         for part in rows if order is not None else ():
             if part is not None and order is not None:
                 part[: query + key] = _in_order(part[: query + key], order)
@@ -262,6 +258,13 @@ def _ungrouped(rows: Tensor, config: DecoderConfig) -> Tensor:
     """Rows [(heads + 2 * key heads) * D, ...] that lie by heads of keys, put by queries, keys and values."""
     groups = rows.view(config.num_kv_heads, -1, config.head_dim, *rows.shape[1:])
     return torch.cat([part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])])
+
+
+def _gates_behind(rows: Tensor, config: DecoderConfig) -> Tensor:
+    """Rows that begin with each head's queries and its gates by turns, with all gates put behind keys and values."""
+    count = 2 * config.num_heads * config.head_dim
+    queries, gates = rows[:count].view(config.num_heads, 2, config.head_dim, *rows.shape[1:]).unbind(1)
+    return torch.cat([queries.flatten(0, 1), rows[count:], gates.flatten(0, 1)])
 
 
 def _weight(norm: _Norm | None) -> Tensor | None:

@@ -94,9 +94,9 @@ class DecoderRunner:
         dtype = _DTYPES[computed_dtype(config.dtype, model_config)]
         ops = select_ops(config.ops, device, dtype, model_config.head_dim, config.quantization)
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
-        if isinstance(model_config, DecoderConfig) and model_config.short_convolutions and ops.recurrence() is None:
+        if isinstance(model_config, DecoderConfig) and model_config.mixers and ops.recurrence() is None:
             if config.implementation == "native":
-                raise UnsupportedModel(f"ops {ops.name!r} have no short convolutions: leave implementation at 'auto'")
+                raise UnsupportedModel(f"ops {ops.name!r} know no layers with states: leave implementation at 'auto'")
             model_config = read_any_config(folder, "transformers")
         if isinstance(model_config, DecoderConfig):
             with Weights(folder, dtype, device, model_config.packing) as weights:

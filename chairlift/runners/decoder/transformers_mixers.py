@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from chairlift.ops.gated_delta_net import GatedDeltaNet
+from chairlift.ops.short_convolution import ShortConvolution
 from chairlift.runners.decoder.rebound import called_by
 from chairlift.runners.decoder.transformers_parts import by_rows, joined
 from chairlift.runners.decoder.transformers_recurrence import SpannedFunctions
@@ -57,14 +59,15 @@ def shortened(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor]
 
 
 def _short_convolution(module: Any, functions: SpannedFunctions) -> Callable[..., Tensor]:
-    weight, bias, place = _taps(module.conv), module.conv.bias, (module.layer_idx, 0)
+    mixer, place = ShortConvolution(_taps(module.conv), module.conv.bias), (module.layer_idx, 0)
     project, out = by_rows(module.in_proj), by_rows(module.out_proj)
+
+    def convolve(x: Tensor) -> Tensor:
+        return functions.convolve(place, x, mixer.weight, mixer.bias, silu=False)
 
     def forward(hidden_states: Tensor, **_: Any) -> Tensor:
         """[1, T, H] -> [1, T, H]."""
-        before, after, x = project(hidden_states[0]).chunk(3, dim=1)
-        given = functions.convolve(place, before * x, weight, bias, silu=False)
-        return out(given.mul_(after))[None]
+        return out(mixer.run(project(hidden_states[0]), convolve))[None]
 
     return forward
 
@@ -73,21 +76,30 @@ def _gated_delta_net(module: Any, functions: SpannedFunctions) -> Callable[..., 
     project, out = joined([getattr(module, name) for name in _DELTA_PROJECTIONS]), by_rows(module.out_proj)
     if project is None:
         return None
-    weight, place, norm = _taps(module.conv1d), (module.layer_idx, 0), module.norm
-    widths, key_dim, dim = [module.key_dim, module.key_dim, module.value_dim], module.head_k_dim, module.head_v_dim
-    decay, step_bias = -module.A_log.detach().float().exp(), module.dt_bias.detach().float()
-    scale, eps = norm.weight.detach().contiguous(), norm.variance_epsilon
+    place, norm = (module.layer_idx, 0), module.norm
+    mixer = GatedDeltaNet(
+        _taps(module.conv1d),
+        -module.A_log.detach().float().exp(),
+        module.dt_bias.detach().float(),
+        norm.weight.detach().contiguous(),
+        module.key_dim // module.head_k_dim,
+        module.value_dim // module.head_v_dim,
+        module.head_k_dim,
+        module.head_v_dim,
+    )
+
+    def convolve(x: Tensor) -> Tensor:
+        return functions.convolve(place, x, mixer.taps, None, silu=True)
+
+    def delta(qkv: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor) -> Tensor:
+        return functions.delta(place, qkv, decay, beta, unit=True)
+
+    def normalize(x: Tensor, weight: Tensor) -> Tensor:
+        return functions.ops.rms_norm(x, weight, norm.variance_epsilon)
 
     def forward(hidden_states: Tensor, **_: Any) -> Tensor:
         """[1, T, H] -> [1, T, H]."""
-        mixed, gate, beta, step = project(hidden_states[0])
-        query, key, value = torch.split(functions.convolve(place, mixed, weight, None, silu=True), widths, dim=1)
-        count = len(mixed)
-        qkv = query.view(count, -1, key_dim), key.view(count, -1, key_dim), value.view(count, -1, dim)
-        g = functional.softplus(step.float().add_(step_bias)).mul_(decay)
-        given = functions.delta(place, qkv, g, beta.sigmoid(), unit=True)
-        normed = functions.ops.rms_norm(given.view(-1, dim), scale, eps).view(count, -1)
-        return out(functional.silu(gate.float()).mul_(normed).to(mixed.dtype))[None]
+        return out(mixer.run(project(hidden_states[0]), convolve, delta, normalize))[None]
 
     return forward
 
