@@ -8,9 +8,11 @@ from pathlib import Path
 from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
+from chairlift.folders.delta_nets import parse_delta_nets
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.layer_rules import rope_per_type, rope_scaled_without_window
 from chairlift.folders.multimodal import MULTIMODAL
+from chairlift.folders.short_convolutions import parse_short_convolutions
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
 from chairlift.gguf.architectures import ARCHITECTURES, WITH_CHANGES, WITH_EXPERTS
 from chairlift.gguf.encoder_architectures import ENCODERS as GGUF_ENCODERS
@@ -68,6 +70,8 @@ KNOWN = {
     "gpt_bigcode": "SantaCoder, StarCoder 1",
     "lfm2": "LFM2 350M to 2.6B",
     "lfm2_moe": "LFM2 with experts",
+    "qwen3_5_text": "Qwen 3.5 without its part for images",
+    "qwen3_5_moe_text": "Qwen 3.5 with experts, without its part for images",
     "gpt_oss": "gpt-oss 20B and 120B, in bfloat16 or MXFP4, which is unpacked",
     "bert": "BERT, all-MiniLM, BGE, E5, GTE, mxbai, SPLADE, jina-embeddings-v2 (those that norm queries and keys, such "
     "as base-code, are refused)",
@@ -104,8 +108,6 @@ FOREIGN = {
     "gemma4_text": "Gemma 4 without its parts for images and sound",
     "vaultgemma": "VaultGemma",
     "lfm3": "LFM3 (states)",
-    "qwen3_5_text": "Qwen 3.5 without its part for images (states)",
-    "qwen3_5_moe_text": "Qwen 3.5 with experts, without its part for images (states)",
     "qwen3_next": "Qwen3-Next (states)",
     "olmo_hybrid": "OLMo Hybrid (states)",
     "granitemoehybrid": "Granite 4 and 4 H (states)",
@@ -131,9 +133,6 @@ FOREIGN = {
 SEEING = {
     "gemma4": "Gemma 4; its parts for images and sound are left out",
     "qwen3_vl_moe": "Qwen3-VL with experts; its part for images is left out",
-    "lfm2_vl": "LFM2-VL; its part for images is left out (states)",
-    "qwen3_5": "Qwen 3.5; its part for images is left out (states)",
-    "qwen3_5_moe": "Qwen 3.5 with experts; its part for images is left out (states)",
 }
 # The same natively.
 KNOWN_MULTIMODAL = {
@@ -142,6 +141,9 @@ KNOWN_MULTIMODAL = {
     "qwen2_vl": "Qwen2-VL, QVQ",
     "qwen2_5_vl": "Qwen2.5-VL",
     "qwen3_vl": "Qwen3-VL 2B to 32B",
+    "qwen3_5": "Qwen 3.5",
+    "qwen3_5_moe": "Qwen 3.5 with experts",
+    "lfm2_vl": "LFM2-VL",
     "glm4v": "GLM-4.1V, GLM-4.6V Flash",
     "llava": "LLaVA 1.5, Pixtral",
     "llava_next": "LLaVA 1.6, Granite Vision",
@@ -171,9 +173,9 @@ the two together.
 
 All of them under all four strategies, with prefix cache, chunks and preemption; in float32, bfloat16 or with
 `quantization = "int8"` or `"int4"`, over a KV cache of that type or of `int8`; by native kernels, a whole step in one
-call from AVX2 on. Folders of float16 are computed in float32, over weights that stay float16. All can embed, too
-(`kind = "encoder"`). Each is held against transformers by tests: logits, greedy tokens alone, in company, in chunks,
-after prefix hits and a preemption.
+call from AVX2 on. Folders of float16 are computed in float32, over weights that stay float16. All but those with
+[states](#any-other-family-through-transformers) can embed, too (`kind = "encoder"`). Each is held against transformers
+by tests: logits, greedy tokens alone, in company, in chunks, after prefix hits and a preemption.
 
 Folders quantized by **GPTQ** (2, 4 and 8 bits, ordered or not), **AWQ**, **compressed-tensors** (4 and 8 bits, fp8) and
 in **FP8** (blocks or not) are [unpacked as they are read](guides/serving.md#quantized-folders), and so are
@@ -200,13 +202,13 @@ A model is checked as it is loaded: what it computes in parts and in company mus
 attention there is must be known; or else it is refused. Quantized folders are unpacked as native families' are. Where
 keys and values are made from a latent (LongCat), they themselves are cached, which takes many times the memory that
 native families with [latent attention](decisions/035-latent-attention.md) take. These are held against transformers by
-tests (of those that read images all but the last); others may do. Of these families **GGUF** files of
+tests; others may do. Of these families **GGUF** files of
 {with_states} are read.
 
 **Layers with states** (linear attention, Mamba, short convolutions) remember by a state instead of keys and values. A
 prefix is found where a [snapshot](guides/serving.md#models-with-states) of it was kept: at prompts' and answers' ends
-and where prefixes part, at any token. Tests hold these models' texts from snapshots to those of transformers, too. They
-need transformers 5.21 or newer.
+and where prefixes part, at any token. Tests hold these models' texts from snapshots to those of transformers, too.
+Those that are not native need transformers 5.21 or newer, and on a GPU all of them do.
 
 {foreign}
 
@@ -277,7 +279,9 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "multipliers": row.multipliers,
         "scaled embeddings": row.scaled_embedding,
         "latent attention": row.latent,
-        "short convolutions": row.short_convolutions,
+        "short convolutions (states)": row.mixers is parse_short_convolutions,
+        "gated delta rule (states)": row.mixers is parse_delta_nets,
+        "gated attention": row.gated_attention,
         "experts": row.experts is not None,
         "attention sinks": row.sinks,
         "capped scores and logits": row.caps is not None,

@@ -4,7 +4,7 @@ Their folders have its config.json as `text_config`, or beside that of the other
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chairlift.folders.decoder_families import FAMILIES
@@ -63,6 +63,35 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 128,
         "max_position_embeddings": 128000,
         "rope_theta": 5e5,
+    },
+    "qwen3_5_text": {
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
+    "qwen3_5_moe_text": {
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    "lfm2": {
+        "vocab_size": 65536,
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128000,
     },
     "gemma3_text": {
         "vocab_size": 262208,
@@ -134,6 +163,7 @@ def _of_one_position(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: "default" if value == "mrope" else value for name, value in kept.items()}
 
 
+_QWEN3_5 = MultimodalFamily("qwen3_5_text", beside=("visual.",))
 _IDEFICS = MultimodalFamily("llama", bases=("model.text_model.",), beside=("vision_model.", "connector."))
 # By the whole model's `model_type`.
 MULTIMODAL: Mapping[str, MultimodalFamily] = {
@@ -142,6 +172,9 @@ MULTIMODAL: Mapping[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen2_vl_text", {"qwen2_vl_text": "qwen2"}, beside=("visual.",)),
     "qwen2_5_vl": MultimodalFamily("qwen2_5_vl_text", {"qwen2_5_vl_text": "qwen2"}, beside=("visual.",)),
     "qwen3_vl": MultimodalFamily("qwen3_vl_text", {"qwen3_vl_text": "qwen3"}, beside=("visual.",)),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
+    "lfm2_vl": MultimodalFamily("lfm2", tied=True),
     "glm4v": MultimodalFamily("glm4v_text", {"glm4v_text": "glm4"}, beside=("visual.",)),
     "llava": MultimodalFamily("llama"),
     "llava_next": MultimodalFamily("llama", beside=(*_SEES, "image_newline")),

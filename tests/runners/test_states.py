@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from support.decoder_harness import OPS, Harness, all_logits, make_request, make_runner, prompts, requests
+from support.decoder_harness import Harness, all_logits, make_request, make_runner, prompts, requests
 from support.foreign_factory import FOREIGN, STATEFUL, foreign_folder, foreign_reference, greedy
 from support.native_isa import needs_native
 
@@ -26,9 +26,14 @@ PLACES = (17, 100, 160, 299)
 KINDS = ["lfm2", "qwen3_5_text", "falcon_h1", "jamba"]
 
 
+# Those that native kernels compute, too, and both ways of each.
+NATIVELY = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text"]
+BOTH_WAYS = [*((name, "transformers") for name in STATEFUL), *((name, "native") for name in NATIVELY)]
+
+
 @functools.cache
-def runner_of(name: str, ops: str = "native") -> DecoderRunner:
-    return make_runner(foreign_folder(FOREIGN[name][0], name), ops=ops, implementation="transformers")
+def runner_of(name: str, ops: str = "native", implementation: str = "transformers") -> DecoderRunner:
+    return make_runner(foreign_folder(FOREIGN[name][0], name), ops=ops, implementation=implementation)
 
 
 class Rows(GrammarRows):
@@ -53,18 +58,23 @@ def expected(name: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "ops"),
+    ("name", "ops", "implementation"),
     [
-        *(pytest.param(name, "reference", marks=() if name in KINDS[:3] else pytest.mark.slow) for name in STATEFUL),
-        *(pytest.param(name, "native", marks=needs_native) for name in STATEFUL),
+        *(
+            pytest.param(name, "reference", "transformers", marks=() if name in KINDS[:3] else pytest.mark.slow)
+            for name in STATEFUL
+        ),
+        *(pytest.param(name, "native", way, marks=needs_native) for name, way in BOTH_WAYS),
     ],
 )
-def test_a_text_goes_on_from_snapshots(name: str, ops: str) -> None:
+def test_a_text_goes_on_from_snapshots(name: str, ops: str, implementation: str) -> None:
     """Those that a pass saved in the middle of a prompt, in company, at places that need not be ends of blocks."""
-    stateful = getattr(runner_of(name, ops).model, "_stateful")  # noqa: B009 only models through transformers have it
-    way = "tokens" if name == "jamba" else "kernels" if ops == "native" else "pieces"
-    assert {*stateful.ways.values()} == {way}
-    harness, prompt = Harness(runner_of(name, ops)), prompts()["300"]
+    runner = runner_of(name, ops, implementation)
+    if implementation == "transformers":
+        stateful = getattr(runner.model, "_stateful")  # noqa: B009 only models through transformers have it
+        way = "tokens" if name == "jamba" else "kernels" if ops == "native" else "pieces"
+        assert {*stateful.ways.values()} == {way}
+    harness, prompt = Harness(runner), prompts()["300"]
     for request in requests("first"):
         harness.add(request)
     harness.saves = {"first300": [(place, slot) for slot, place in enumerate(PLACES)]}
@@ -91,10 +101,10 @@ def test_fewer_bits_change_nothing_about_the_way(name: str, settings: dict[str, 
     assert {*stateful.ways.values()} == {"tokens" if name == "jamba" else "kernels"}
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_who_leaves_is_kept(name: str) -> None:
+@pytest.mark.parametrize(("name", "implementation"), BOTH_WAYS)
+def test_who_leaves_is_kept(name: str, implementation: str) -> None:
     """A conversation goes on where an answer ended, and a preempted sequence where it was."""
-    harness, prompt = Harness(runner_of(name)), prompts()["300"]
+    harness, prompt = Harness(runner_of(name, "native", implementation)), prompts()["300"]
     harness.add(make_request("first", prompt))
     harness.step()
     for _ in range(10):
@@ -113,12 +123,18 @@ def test_who_leaves_is_kept(name: str) -> None:
     assert found["turn"] == continued(name, more, found["turn"])
 
 
-@pytest.mark.parametrize("ops", OPS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "ops", "implementation"),
+    [
+        *((name, "reference", "transformers") for name in KINDS),
+        *(pytest.param(name, "native", "transformers", marks=needs_native) for name in KINDS),
+        *(pytest.param(name, "native", "native", marks=needs_native) for name in ("lfm2", "qwen3_5_text")),
+    ],
+)
 @torch.inference_mode()
-def test_a_token_that_is_taken_back_leaves_nothing(name: str, ops: str) -> None:
+def test_a_token_that_is_taken_back_leaves_nothing(name: str, ops: str, implementation: str) -> None:
     """Its state is what it was, in a prompt's last part as in a decode, also where that is saved at the same place."""
-    runner = runner_of(name, ops)
+    runner = runner_of(name, ops, implementation)
     harness, prompt = Harness(runner), prompts()["100"]
     harness.add(make_request("ruled", prompt))
     harness.add(make_request("other", prompts()["17"]))
@@ -157,14 +173,14 @@ def test_a_token_that_is_taken_back_leaves_nothing(name: str, ops: str) -> None:
         assert (logits.cpu() - wanted).abs().max() <= 1e-3 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-def test_bfloat16_is_as_near_as_transformers_own(name: str) -> None:
+@pytest.mark.parametrize(("name", "implementation"), BOTH_WAYS)
+def test_bfloat16_is_as_near_as_transformers_own(name: str, implementation: str) -> None:
     """Some of these, of random weights, are far from float32 themselves."""
     from transformers import AutoModelForCausalLM
 
     folder = foreign_folder(FOREIGN[name][0], name)
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
-    runner = make_runner(folder, ops="native", implementation="transformers", dtype="bfloat16")
+    runner = make_runner(folder, ops="native", implementation=implementation, dtype="bfloat16")
     far, theirs = [], []
     for own, prompt in zip(all_logits(runner, list(prompts().values())), prompts().values(), strict=True):
         with torch.no_grad():

@@ -24,6 +24,15 @@ _HEARS = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "enc
 _IDS = {"image_token_id": 319, "video_token_id": 318, "vision_start_token_id": 317, "vision_end_token_id": 316}
 _LLAMA, _QWEN2 = TINY | {"model_type": "llama"}, TINY | {"model_type": "qwen2"}
 _COHERE2 = TINY | {"model_type": "cohere2", "head_dim": 16, "sliding_window": 20, "logit_scale": 0.25}
+_DELTA = TINY | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "rope_parameters": _THREE | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 
 # name: (config's class without "Config", its text_config, its vision_config or audio_config, more of it)
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -83,6 +92,22 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
     "cohere2_vision": ("Cohere2Vision", _COHERE2, _SEES, {"image_token_id": 319, "alignment_intermediate_size": 64}),
     "idefics3": ("Idefics3", _LLAMA, _SEES, {"image_token_id": 319}),
     "smolvlm": ("SmolVLM", _LLAMA, _SEES, {"image_token_id": 319}),
+    "lfm2_vl": (
+        "Lfm2Vl",
+        TINY
+        | {"model_type": "lfm2", "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+        _SEES | {"num_patches": 4},
+        {"projector_hidden_size": 32},
+    ),
+    "qwen3_5": ("Qwen3_5", _DELTA, _PATCHES, _IDS),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        _DELTA
+        | {"num_experts": 4, "num_experts_per_tok": 2}
+        | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+        _PATCHES,
+        _IDS,
+    ),
     "voxtral": (
         "Voxtral",
         _LLAMA,
@@ -100,13 +125,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[
         | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         _PATCHES | {"deepstack_visual_indexes": [0]},
         _IDS,
-    ),
-    "lfm2_vl": (
-        "Lfm2Vl",
-        TINY
-        | {"model_type": "lfm2", "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
-        _SEES | {"num_patches": 4},
-        {"projector_hidden_size": 32},
     ),
 }
 _HEARING = ("voxtral", "qwen2_audio")
