@@ -10,12 +10,13 @@
 #include "experts.h"
 #include "delta_net.h"
 #include "latent.h"
+#include "mamba_mixer.h"
 #include "staging.h"
 
 namespace {
 
 // Whether something with a state stands in the place of a layer's attention.
-inline bool has_states(const DecoderLayer &layer) { return layer.convolution || layer.delta; }
+inline bool has_states(const DecoderLayer &layer) { return layer.convolution || layer.delta || layer.mamba; }
 
 // The plan of each layer's attention; layers with the same window share one.
 class Plans {
@@ -75,8 +76,8 @@ template <typename T> struct Workspace {
     T *normalized, *returned;
     float *shared_shares;
     float *scores;      // of each expert, of some rows of each thread and once more
-    float *delta_decay, *delta_beta, *delta_memory;     // of each token and head, and of each thread
-    int64_t delta_task_floats = 0;
+    float *mixer_floats, *task_memory;  // what stands in the place of attention needs: all threads, and each
+    int64_t task_size = 0;              // how much each
     const MlpSizes sizes;
     Staging<T> staging;
     LatentWorkspace<T> latent;
@@ -87,7 +88,7 @@ template <typename T> struct Workspace {
         const Heads &heads = decoder.heads;
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
-        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size, delta_heads = 0;
+        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size, mixer_size = 0;
         const typename LatentWorkspace<T>::Sizes latents(decoder, tokens);
         int64_t widest = std::max(sizes.widest, hidden_size);
         for (int64_t i = 0; i < decoder.num_layers; i++) {
@@ -95,16 +96,15 @@ template <typename T> struct Workspace {
             widest = std::max(widest, widest_of(layer));
             if (!layer.latent) qkv_size = std::max(qkv_size, layer.qkv.out_features);
             mixed_size = std::max(mixed_size, mixed_size_of(layer));
-            if (!layer.delta) continue;
-            delta_heads = std::max(delta_heads, layer.delta->rule.value_heads);
-            delta_task_floats = std::max(delta_task_floats, delta_floats(layer.delta->rule));
+            mixer_size = std::max(mixer_size, mixer_floats_of(layer, tokens));
+            task_size = std::max(task_size, task_floats_of(layer));
         }
-        const int64_t routed = sizes.places ? tokens : 0, decays = tokens * delta_heads;
+        const int64_t routed = sizes.places ? tokens : 0;
         const int64_t staged = std::max(tokens, sizes.places);
         const int64_t activations = tokens * (3 * hidden_size + qkv_size + 2 * mixed_size) + sizes.gated +
                                     (routed + sizes.places) * hidden_size + latents.numbers();
         const int64_t scored = threads * (ROUTED_ROWS + 1) * sizes.experts;
-        const int64_t floats = routed + scored + 2 * decays + threads * delta_task_floats;
+        const int64_t floats = routed + scored + mixer_size + threads * task_size;
         // Behind all rows as many as a tile has may be read: see prepare_all.
         const int64_t behind = TILE_ROWS * widest;
         arena.reset(sizeof(T) * (activations + behind) + sizeof(float) * floats + Staging<T>::size(staged, widest, threads) +
@@ -120,9 +120,8 @@ template <typename T> struct Workspace {
         returned = arena.take<T>(sizes.places * hidden_size);
         shared_shares = arena.take<float>(routed);
         scores = arena.take<float>(scored);
-        delta_decay = arena.take<float>(decays);
-        delta_beta = arena.take<float>(decays);
-        delta_memory = arena.take<float>(threads * delta_task_floats);
+        mixer_floats = arena.take<float>(mixer_size);
+        task_memory = arena.take<float>(threads * task_size);
         staging.take(arena, staged, widest, threads);
         latent.take(arena, latents, threads);
         has_latents = latents.places > 0;
@@ -131,7 +130,17 @@ template <typename T> struct Workspace {
   private:
     // The most numbers of a token, beside the layer's first product, in what stands in the place of attention.
     static int64_t mixed_size_of(const DecoderLayer &layer) {
-        return layer.convolution ? layer.convolution->channels : layer.delta ? layer.delta->convolution.channels : 0;
+        if (layer.convolution) return layer.convolution->channels;
+        return layer.delta ? layer.delta->convolution.channels : layer.mamba ? layer.mamba->convolution.channels : 0;
+    }
+
+    static int64_t mixer_floats_of(const DecoderLayer &layer, int64_t tokens) {
+        if (layer.delta) return DeltaLayer<T>::shared_floats(*layer.delta, tokens);
+        return layer.mamba ? MambaLayer<T>::shared_floats(*layer.mamba, tokens) : 0;
+    }
+
+    static int64_t task_floats_of(const DecoderLayer &layer) {
+        return layer.delta ? delta_floats(layer.delta->rule) : layer.mamba ? mamba_floats(layer.mamba->scan) : 0;
     }
 
     // The most inputs of a product that the layer's attention is made of.
@@ -242,7 +251,8 @@ template <typename T> class Forward {
             multiply(x, tiles, layer.qkv, EpilogueMode::STORE, workspace.qkv, layer.qkv.out_features);
         }
         if (layer.convolution) return convolve_layer(*layer.convolution);
-        if (layer.delta) return run_delta(*layer.delta, layer.qkv.out_features);
+        if (layer.delta) return run_mixer<DeltaLayer<T>>(*layer.delta, layer.qkv.out_features);
+        if (layer.mamba) return run_mixer<MambaLayer<T>>(*layer.mamba, layer.qkv.out_features);
         if (decoder.heads.cache_dtype == INT8)
             attend_cache<int8_t>(layer, *plan);
         else
@@ -254,14 +264,14 @@ template <typename T> class Forward {
         team.wait();
     }
 
-    void run_delta(const DeltaNet &net, int64_t stride) {
-        DeltaLayer<T> layer(net, *pass.states, workspace.qkv, stride, pass.num_tokens, workspace.query,
-                            workspace.delta_decay, workspace.delta_beta, workspace.attention_out);
+    template <typename Layer, typename Mixer> void run_mixer(const Mixer &mixer, int64_t stride) {
+        Layer layer(mixer, *pass.states, workspace.qkv, stride, pass.num_tokens, workspace.query,
+                    workspace.mixer_floats, workspace.attention_out);
         layer.take_up(team);
         team.wait();
-        layer.run(team, workspace.delta_memory + team.thread * workspace.delta_task_floats);
+        layer.run(team, workspace.task_memory + team.thread * workspace.task_size);
         team.wait();
-        layer.gate(team, decoder.eps);
+        layer.finish(team, decoder.eps);
         team.wait();
     }
 

@@ -155,6 +155,27 @@ struct DeltaNet {
     Norm norm;                          // of each head's output
 };
 
+// Mamba 2. x [tokens, heads, head_dim], b and c [tokens, groups, state_dim] of the activations' type, their rows strides
+// apart; dt [tokens, heads]; a and d (or null) [heads]; out [tokens, heads, head_dim]; states [heads, head_dim, state_dim],
+// all float32.
+struct Mamba2 {
+    const void *x, *b, *c;
+    const float *dt, *a, *d;
+    float *out;
+    States state;
+    int64_t x_stride, b_stride, c_stride, heads, groups, head_dim, state_dim;
+};
+
+// A layer with Mamba 2 (Granite 4): see chairlift/ops/mamba_mixer.py. The layer's first product gives gates
+// [heads, head_dim], what the convolution sees (x, b and c), and of each head the step. What is of tokens is the pass's.
+struct MambaMixer {
+    Convolution convolution;
+    Mamba2 scan;
+    const float *step_bias;     // [heads]
+    Norm norm;                  // of all heads' outputs, those of a group together
+    float least_step, most_step;
+};
+
 // How queries and keys are turned at each position, and by what queries grow there.
 struct RotaryTable {
     const float *cos_sin;       // [positions, head_dim]: cosines of all pairs, then sines
@@ -170,6 +191,7 @@ struct DecoderLayer {
     const Latent *latent;       // if there is one, qkv is not used
     const Convolution *convolution;     // if there is one, it stands in the place of attention: see short_convolution
     const DeltaNet *delta;      // likewise
+    const MambaMixer *mamba;    // likewise
     const float *sinks;         // of each head a score of nothing that every token sees; null: there are none
     void *k_cache, *v_cache;
     RotaryTable rotation;
@@ -241,17 +263,6 @@ struct Draws {
     const int64_t *top_k;
     const double *uniform;  // [rows, count]
     int64_t count;
-};
-
-// Mamba 2. x [tokens, heads, head_dim], b and c [tokens, groups, state_dim] of the activations' type, their rows strides
-// apart; dt [tokens, heads]; a and d (or null) [heads]; out [tokens, heads, head_dim]; states [heads, head_dim, state_dim],
-// all float32.
-struct Mamba2 {
-    const void *x, *b, *c;
-    const float *dt, *a, *d;
-    float *out;
-    States state;
-    int64_t x_stride, b_stride, c_stride, heads, groups, head_dim, state_dim;
 };
 
 // What a function of the library comes to, as nothing may be thrown out of it.

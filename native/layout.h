@@ -120,6 +120,14 @@ constexpr Field LAYOUT[] = {
     FIELD(Mamba2, head_dim),
     FIELD(Mamba2, state_dim),
 
+    STRUCTURE(MambaMixer),
+    FIELD(MambaMixer, convolution),
+    FIELD(MambaMixer, scan),
+    FIELD(MambaMixer, step_bias),
+    FIELD(MambaMixer, norm),
+    FIELD(MambaMixer, least_step),
+    FIELD(MambaMixer, most_step),
+
     STRUCTURE(Norm),
     FIELD(Norm, weight),
     FIELD(Norm, dtype),
@@ -180,6 +188,7 @@ constexpr Field LAYOUT[] = {
     FIELD(DecoderLayer, latent),
     FIELD(DecoderLayer, convolution),
     FIELD(DecoderLayer, delta),
+    FIELD(DecoderLayer, mamba),
     FIELD(DecoderLayer, sinks),
     FIELD(DecoderLayer, k_cache),
     FIELD(DecoderLayer, v_cache),

@@ -237,59 +237,69 @@ template <typename T> void gated_delta(const StateSpans &spans, const DeltaRule 
     if (refused) throw std::bad_alloc();
 }
 
+// Numbers of a row of a state in whole vectors.
+inline int64_t padded_state(const Mamba2 &mamba) { return (mamba.state_dim + LANES - 1) / LANES * LANES; }
+
+// How many floats a task of Mamba 2 needs.
+inline int64_t mamba_floats(const Mamba2 &mamba) { return (mamba.head_dim + 2) * padded_state(mamba); }
+
 // Mamba 2 (Dao and Gu, 2024): of a head's state S [dim, state_dim], S = S exp(a dt) + (dt x) b^T, and the output is
-// S c + d x, in float32.
-template <typename T> void mamba2(const StateSpans &spans, const Mamba2 &mamba) {
+// S c + d x, in float32. One head, through a sequence's tokens.
+template <typename T>
+void mamba_task(const StateSpans &spans, const Mamba2 &mamba, int64_t sequence, int64_t head, float *memory) {
     const int64_t dim = mamba.head_dim, size = mamba.state_dim, per_group = mamba.heads / mamba.groups;
-    const int64_t padded = (size + LANES - 1) / LANES * LANES;
+    const int64_t padded = padded_state(mamba);
     const T *x = static_cast<const T *>(mamba.x), *b = static_cast<const T *>(mamba.b);
     const T *c = static_cast<const T *>(mamba.c);
+    float *const wide_state = memory, *const in = wide_state + dim * padded, *const of = in + padded;
+    const auto state_of = [&](int64_t row) {
+        return reinterpret_cast<float *>(mamba.state.base + row * mamba.state.stride) + head * dim * size;
+    };
+    float *const held = state_of(spans.rows[sequence]);
+    float *const state = size == padded ? held : wide_state;
+    for (int64_t p = 0; p < dim && state != held; p++) {
+        for (int64_t n = size; n < padded; n++) state[p * padded + n] = 0;
+        std::memcpy(state + p * padded, held + p * size, size * sizeof(float));
+    }
+    for (int64_t n = size; n < padded; n++) in[n] = of[n] = 0;
+    const int64_t group = head / per_group;
+    go_through(
+        spans, sequence,
+        [&](int64_t t) {
+            take_head(b + t * mamba.b_stride + group * size, size, false, 1.0f, in);
+            take_head(c + t * mamba.c_stride + group * size, size, false, 1.0f, of);
+            const float dt = mamba.dt[t * mamba.heads + head], decay = exp_(mamba.a[head] * dt);
+            const T *row = x + t * mamba.x_stride + head * dim;
+            float *to = mamba.out + (t * mamba.heads + head) * dim;
+            for (int64_t p = 0; p < dim; p++) {
+                const float given = widen(row[p]), taken = given * dt;
+                vfloat sum{};
+                for (int64_t n = 0; n < padded; n += LANES) {
+                    float *at = state + p * padded + n;
+                    const vfloat now = load(at) * decay + load(in + n) * taken;
+                    store(at, now);
+                    sum += now * load(of + n);
+                }
+                to[p] = reduce_add(sum) + (mamba.d ? mamba.d[head] * given : 0.0f);
+            }
+        },
+        [&](int64_t row) {
+            float *kept = state_of(row);
+            for (int64_t p = 0; p < dim && kept != state; p++)
+                std::memcpy(kept + p * size, state + p * padded, size * sizeof(float));
+        });
+}
+
+// Mamba 2 by itself.
+template <typename T> void mamba2(const StateSpans &spans, const Mamba2 &mamba) {
     std::atomic<bool> refused{false};
 #pragma omp parallel
     {
-        const Numbers memory = own_numbers((dim + 2) * padded, refused);
-        float *const padded_state = memory.get(), *in = padded_state + dim * padded, *of = in + padded;
+        const Numbers memory = own_numbers(mamba_floats(mamba), refused);
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t sequence = 0; sequence < spans.count; sequence++)
-            for (int64_t head = 0; head < mamba.heads; head++) {
-                if (refused) continue;
-                const auto state_of = [&](int64_t row) {
-                    return reinterpret_cast<float *>(mamba.state.base + row * mamba.state.stride) + head * dim * size;
-                };
-                float *const held = state_of(spans.rows[sequence]);
-                float *const state = size == padded ? held : padded_state;
-                for (int64_t p = 0; p < dim && state != held; p++) {
-                    for (int64_t n = size; n < padded; n++) state[p * padded + n] = 0;
-                    std::memcpy(state + p * padded, held + p * size, size * sizeof(float));
-                }
-                for (int64_t n = size; n < padded; n++) in[n] = of[n] = 0;
-                const int64_t group = head / per_group;
-                go_through(
-                    spans, sequence,
-                    [&](int64_t t) {
-                        take_head(b + t * mamba.b_stride + group * size, size, false, 1.0f, in);
-                        take_head(c + t * mamba.c_stride + group * size, size, false, 1.0f, of);
-                        const float dt = mamba.dt[t * mamba.heads + head], decay = exp_(mamba.a[head] * dt);
-                        const T *row = x + t * mamba.x_stride + head * dim;
-                        float *to = mamba.out + (t * mamba.heads + head) * dim;
-                        for (int64_t p = 0; p < dim; p++) {
-                            const float given = widen(row[p]), taken = given * dt;
-                            vfloat sum{};
-                            for (int64_t n = 0; n < padded; n += LANES) {
-                                float *at = state + p * padded + n;
-                                const vfloat now = load(at) * decay + load(in + n) * taken;
-                                store(at, now);
-                                sum += now * load(of + n);
-                            }
-                            to[p] = reduce_add(sum) + (mamba.d ? mamba.d[head] * given : 0.0f);
-                        }
-                    },
-                    [&](int64_t row) {
-                        float *kept = state_of(row);
-                        for (int64_t p = 0; p < dim && kept != state; p++)
-                            std::memcpy(kept + p * size, state + p * padded, size * sizeof(float));
-                    });
-            }
+            for (int64_t head = 0; head < mamba.heads; head++)
+                if (!refused) mamba_task<T>(spans, mamba, sequence, head, memory.get());
     }
     if (refused) throw std::bad_alloc();
 }

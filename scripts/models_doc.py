@@ -8,9 +8,10 @@ from pathlib import Path
 from chairlift.bench.raw_results import layout
 from chairlift.folders.decoder_families import FAMILIES as DECODERS
 from chairlift.folders.decoder_family import DecoderFamily
-from chairlift.folders.delta_nets import parse_delta_nets
+from chairlift.folders.delta_nets import parse_delta_nets, parse_delta_nets_by_heads
 from chairlift.folders.encoder_families import FAMILIES as ENCODERS
 from chairlift.folders.layer_rules import rope_per_type, rope_scaled_without_window
+from chairlift.folders.mamba_mixers import parse_mamba_mixers
 from chairlift.folders.multimodal import MULTIMODAL
 from chairlift.folders.short_convolutions import parse_short_convolutions
 from chairlift.folders.transformers_config import REFUSED as REFUSED_FAMILIES
@@ -72,6 +73,8 @@ KNOWN = {
     "lfm2_moe": "LFM2 with experts",
     "qwen3_5_text": "Qwen 3.5 without its part for images",
     "qwen3_5_moe_text": "Qwen 3.5 with experts, without its part for images",
+    "qwen3_next": "Qwen3-Next",
+    "granitemoehybrid": "Granite 4 and 4 H",
     "gpt_oss": "gpt-oss 20B and 120B, in bfloat16 or MXFP4, which is unpacked",
     "bert": "BERT, all-MiniLM, BGE, E5, GTE, mxbai, SPLADE, jina-embeddings-v2 (those that norm queries and keys, such "
     "as base-code, are refused)",
@@ -108,9 +111,7 @@ FOREIGN = {
     "gemma4_text": "Gemma 4 without its parts for images and sound",
     "vaultgemma": "VaultGemma",
     "lfm3": "LFM3 (states)",
-    "qwen3_next": "Qwen3-Next (states)",
     "olmo_hybrid": "OLMo Hybrid (states)",
-    "granitemoehybrid": "Granite 4 and 4 H (states)",
     "bamba": "Bamba (states)",
     "falcon_h1": "Falcon-H1 (states)",
     "nemotron_h": "Nemotron-H, Nemotron 3 (states)",
@@ -280,7 +281,8 @@ def _unlike_llama(row: DecoderFamily) -> str:
         "scaled embeddings": row.scaled_embedding,
         "latent attention": row.latent,
         "short convolutions (states)": row.mixers is parse_short_convolutions,
-        "gated delta rule (states)": row.mixers is parse_delta_nets,
+        "gated delta rule (states)": row.mixers in (parse_delta_nets, parse_delta_nets_by_heads),
+        "Mamba 2 (states)": row.mixers is parse_mamba_mixers,
         "gated attention": row.gated_attention,
         "experts": row.experts is not None,
         "attention sinks": row.sinks,

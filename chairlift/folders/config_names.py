@@ -62,6 +62,21 @@ def opt(raw: Raw) -> Raw:
     return {**found, "layer_norm_eps": 1e-5, "num_key_value_heads": None}
 
 
+_OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def granite4(raw: Raw) -> Raw:
+    """Granite 4: layers have one MLP that is called shared, and some have experts besides."""
+    _refuse(raw, {"hidden_act": "silu"})
+    found = dict(raw)
+    kinds = raw.get("layer_types") or raw.get("layers_block_type")
+    found["layer_types"] = None if kinds is None else [_OLDER_KINDS.get(each, each) for each in kinds]
+    found["shared_intermediate_size"] = raw.get("shared_intermediate_size", 1024)
+    if raw.get("num_local_experts", 8) == 0:
+        found |= {"num_local_experts": None, "intermediate_size": found["shared_intermediate_size"]}
+    return found
+
+
 def qwen3_5(raw: Raw) -> Raw:
     """Qwen 3.5: positions have three numbers, which of texts are the same; and gates are of one kind."""
     _refuse(raw, {"hidden_act": "silu"})

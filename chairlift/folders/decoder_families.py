@@ -14,6 +14,7 @@ from chairlift.folders.config_names import (
     glm4_lite,
     gpt,
     gpt_neox,
+    granite4,
     lfm2,
     lfm2_moe,
     minicpm3,
@@ -24,7 +25,7 @@ from chairlift.folders.config_names import (
     stablelm_norms,
 )
 from chairlift.folders.decoder_family import DecoderFamily
-from chairlift.folders.delta_nets import parse_delta_nets
+from chairlift.folders.delta_nets import parse_delta_nets, parse_delta_nets_by_heads
 from chairlift.folders.expert_rules import (
     DEEPSEEK2,
     DEEPSEEK3,
@@ -34,12 +35,14 @@ from chairlift.folders.expert_rules import (
     GLM4_LITE,
     GPT_OSS,
     GRANITE,
+    GRANITE4_EXPERTS,
     LFM2_MOE,
     MIXTRAL,
     OLMOE,
     QWEN2,
     QWEN3,
     QWEN3_5_MOE,
+    QWEN3_NEXT,
 )
 from chairlift.folders.layer_norms import LayerNorms
 from chairlift.folders.layer_rules import (
@@ -51,6 +54,7 @@ from chairlift.folders.layer_rules import (
     rope_per_type,
     rope_scaled_without_window,
     rotated_but_every_fourth,
+    rotated_if_rope,
     rotated_none,
     rotated_with_window,
     rotated_without_slopes,
@@ -62,6 +66,7 @@ from chairlift.folders.layer_rules import (
     window_per_layer,
     window_without_rotation,
 )
+from chairlift.folders.mamba_mixers import parse_mamba_mixers
 from chairlift.folders.short_convolutions import parse_short_convolutions
 from chairlift.folders.tensor_names import (
     BLOOM,
@@ -70,6 +75,7 @@ from chairlift.folders.tensor_names import (
     GPT2,
     GPT_BIGCODE,
     GPT_NEOX,
+    GRANITE4,
     JOINT,
     JOINT_MLP,
     LFM2,
@@ -476,6 +482,17 @@ FAMILIES: dict[str, DecoderFamily] = {
     "gpt_bigcode": DecoderFamily(names=GPT_BIGCODE, activation=("activation_function", "gelu_pytorch_tanh"), **_GPT),
     "lfm2": DecoderFamily(dialect=lfm2, **_LFM2),
     "lfm2_moe": DecoderFamily(dialect=lfm2_moe, experts=LFM2_MOE, **_LFM2),
+    "granitemoehybrid": DecoderFamily(
+        dialect=granite4,
+        names=GRANITE4,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        multipliers=True,
+        rotated=rotated_if_rope,
+        experts=GRANITE4_EXPERTS,
+        mixers=parse_mamba_mixers,
+    ),
     "qwen3_5_text": DecoderFamily(**_QWEN3_5),
     "qwen3_5_moe_text": DecoderFamily(experts=QWEN3_5_MOE, **_QWEN3_5),
+    "qwen3_next": DecoderFamily(experts=QWEN3_NEXT, **_QWEN3_5 | {"mixers": parse_delta_nets_by_heads}),
 }

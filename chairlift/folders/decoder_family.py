@@ -18,11 +18,12 @@ from chairlift.folders.layer_rules import (
     rotated_all,
     rotated_but_every_fourth,
 )
+from chairlift.folders.mamba_mixers import MambaMixers
 from chairlift.folders.short_convolutions import ShortConvolutions
 from chairlift.folders.tensor_names import LLAMA, TensorNames
 
 # What has states in place of attention.
-Mixers = ShortConvolutions | DeltaNets
+Mixers = ShortConvolutions | DeltaNets | MambaMixers
 # True, False, or the config field that decides, alone (absent means False) or with what it means to leave it out.
 Bias = bool | str | tuple[str, bool]
 

@@ -1,6 +1,6 @@
 """Layers with the gated delta rule in the place of attention, as config.json has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chairlift.errors import UnsupportedModel
 from chairlift.folders.layer_kinds import MOST_TAPS, which_layers
@@ -10,7 +10,10 @@ from chairlift.folders.model_json import positive_size
 
 @dataclass(frozen=True, slots=True)
 class DeltaNets:
-    """`layers` says which have one; sizes are as in `GatedDeltaNet`, and its convolution sees `taps` tokens."""
+    """`layers` says which have one; sizes are as in `GatedDeltaNet`, and its convolution sees `taps` tokens.
+
+    What one product makes of tokens may lie `by_key_heads` in two tensors, and not by its parts in four.
+    """
 
     layers: tuple[bool, ...]
     taps: int
@@ -18,6 +21,7 @@ class DeltaNets:
     value_heads: int
     key_dim: int
     value_dim: int
+    by_key_heads: bool = False
 
     @property
     def values(self) -> int:
@@ -58,3 +62,9 @@ def parse_delta_nets(raw: Raw, num_layers: int) -> DeltaNets | None:
             f"linear_num_value_heads ({value_heads}) must be a multiple of linear_num_key_heads ({key_heads})"
         )
     return DeltaNets(layers, taps, key_heads, value_heads, key_dim, value_dim)
+
+
+def parse_delta_nets_by_heads(raw: Raw, num_layers: int) -> DeltaNets | None:
+    """The same of Qwen3-Next."""
+    found = parse_delta_nets(raw, num_layers)
+    return None if found is None else replace(found, by_key_heads=True)

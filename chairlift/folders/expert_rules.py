@@ -18,6 +18,11 @@ def in_all_layers(raw: Raw, num_layers: int) -> WhichLayers:
     return (True,) * num_layers
 
 
+def if_there_are_any(raw: Raw, num_layers: int) -> WhichLayers:
+    """Granite 4: all have experts, or none."""
+    return (raw.get("num_local_experts", 8) is not None,) * num_layers
+
+
 def every_so_many(raw: Raw, num_layers: int) -> WhichLayers:
     """Qwen: at an interval, but for those that are listed."""
     every = positive_size({"decoder_sparse_step": 1, **raw}, "decoder_sparse_step")
@@ -195,6 +200,7 @@ QWEN2 = ExpertRule(
     names=ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate.weight"),
 )
 QWEN3 = ExpertRule(layers=every_so_many)
+QWEN3_NEXT = replace(QWEN2, renormalized=("norm_topk_prob", True))
 QWEN3_5_MOE = replace(QWEN2, renormalized=True, layers=in_all_layers)
 OLMOE = ExpertRule(width="intermediate_size")
 GRANITE = ExpertRule(
@@ -204,6 +210,12 @@ GRANITE = ExpertRule(
         router="block_sparse_moe.router.layer.weight",
         together=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
     ),
+)
+GRANITE4_EXPERTS = replace(
+    GRANITE,
+    shared_width="shared_intermediate_size",
+    layers=if_there_are_any,
+    names=replace(GRANITE.names, shared="shared_mlp"),
 )
 GLM4 = ExpertRule(
     count=("n_routed_experts", "num_local_experts"),

@@ -129,6 +129,11 @@ def rotated_without_slopes(raw: Raw, windows: Windows) -> Rotated:
     return (not raw.get("alibi"),) * len(windows)
 
 
+def rotated_if_rope(raw: Raw, windows: Windows) -> Rotated:
+    """Granite 4: all layers are, or none."""
+    return (raw.get("position_embedding_type") == "rope",) * len(windows)
+
+
 def rotated_none(raw: Raw, windows: Windows) -> Rotated:
     """No layer is: positions are learned, or there are slopes."""
     return (False,) * len(windows)

@@ -46,6 +46,9 @@ _MOST: dict[str, int] = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2**12),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 2**14),
     "full_attention_interval": 2**12,
+    **dict.fromkeys(("mamba_n_heads", "mamba_n_groups"), 2**12),
+    **dict.fromkeys(("mamba_d_state", "shared_intermediate_size"), 2**20),
+    **dict.fromkeys(("mamba_d_conv", "mamba_expand"), 2**8),
     "block_multiple_of": 2**16,
     **dict.fromkeys(("decoder_sparse_step", "moe_layer_interval", "moe_every_n_layers"), 2**12),
 }

@@ -38,6 +38,7 @@ class TensorNames:
 
 LLAMA = TensorNames()
 ERNIE = TensorNames(ahead=("mtp_",))
+GRANITE4 = TensorNames(mlp="shared_mlp.", gate_up=("input_linear",), down="output_linear")
 QWEN3_5 = TensorNames(ahead=("mtp.",))
 LFM2 = TensorNames(
     norm="embedding_norm",

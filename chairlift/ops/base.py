@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.ops.gated_delta_net import GatedDeltaNet
+from chairlift.ops.mamba_mixer import MambaMixer
 from chairlift.ops.short_convolution import ShortConvolution
 
 # K and V of one layer in an implementation's own layout; of an int8 cache the scales too.
@@ -19,6 +20,8 @@ Int32s = NDArray[np.int32]
 # For each row of logits the tokens that may be chosen, [ceil(V / 32)] int32 on the host: token t may if bit t % 32 of
 # word t // 32 is set. None: all may.
 Allowed = Sequence[Tensor | None]
+# What has states in the place of attention.
+Mixer = ShortConvolution | GatedDeltaNet | MambaMixer
 Quantization = Literal["none", "int8", "int4"]
 
 
@@ -207,7 +210,7 @@ class DecoderLayer:
     heads: HeadShape
     attention_pre_norm: Tensor | None
     qkv: Linear
-    mixer: ShortConvolution | GatedDeltaNet | None
+    mixer: Mixer | None
     gated: bool
     sinks: Tensor | None
     q_norm: Tensor | None

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from chairlift.ops import native
-from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mlp
+from chairlift.ops.base import DecoderLayer, DecoderWeights, DenseMlp, Inputs, KVCache, Linear, Mixer, Mlp
 from chairlift.ops.experts import Experts
 from chairlift.ops.gated_delta_net import GatedDeltaNet
 from chairlift.ops.latent import EPS, LatentOutput, LatentProjection
+from chairlift.ops.mamba_mixer import MambaMixer
 from chairlift.ops.native_heads import heads_struct
 from chairlift.ops.packed import PackedWeight
 from chairlift.ops.recurrence import NativeSpans, states_struct
@@ -137,6 +138,21 @@ def _delta_struct(net: GatedDeltaNet, seen: Tensor, memory: Tensor) -> native.De
     )
 
 
+def _mamba_struct(mixer: MambaMixer, seen: Tensor, memory: Tensor) -> native.MambaMixerStruct:
+    """The same of a layer with Mamba 2."""
+    sizes = mixer.heads, mixer.groups, mixer.head_dim, mixer.state_dim
+    vectors = mixer.decay.data_ptr(), mixer.skip.data_ptr()
+    scan = native.Mamba2Struct(*[None] * 4, *vectors, None, states_struct(memory), 0, 0, 0, *sizes)
+    return native.MambaMixerStruct(
+        _convolution_struct(mixer.taps, mixer.bias, seen, silu=True),
+        scan,
+        mixer.step_bias.data_ptr(),
+        native.NormStruct.of(mixer.norm),
+        mixer.least_step,
+        mixer.most_step,
+    )
+
+
 class FusedDecoder:
     """What `DecoderWeights` describe, over caches of the native layout. Callable: see `Forward`."""
 
@@ -152,7 +168,7 @@ class FusedDecoder:
         self._held = weights, caches, rotations, states
         self._experts: list[native.ExpertsStruct] = []
         self._latents: list[native.LatentStruct] = []
-        self._mixers: list[native.ConvolutionStruct | native.DeltaNetStruct] = []
+        self._mixers: list[ctypes.Structure] = []
         layers = (native.DecoderLayerStruct * len(caches))()
         parts = zip(layers, weights.layers, caches, rotations, states, strict=True)
         for struct, layer, cache, rotation, state in parts:
@@ -206,14 +222,16 @@ class FusedDecoder:
         struct.gated = layer.gated
         struct.parallel = layer.parallel
 
-    def _place_mixer(
-        self, struct: native.DecoderLayerStruct, mixer: ShortConvolution | GatedDeltaNet, states: Sequence[Tensor]
-    ) -> None:
+    def _place_mixer(self, struct: native.DecoderLayerStruct, mixer: Mixer, states: Sequence[Tensor]) -> None:
         """Describe what stands in the place of attention, over its states."""
         if isinstance(mixer, ShortConvolution):
             convolution = _convolution_struct(mixer.weight, mixer.bias, states[0])
             self._mixers.append(convolution)
             struct.convolution = ctypes.pointer(convolution)
+        elif isinstance(mixer, MambaMixer):
+            mamba = _mamba_struct(mixer, *states)
+            self._mixers.append(mamba)
+            struct.mamba = ctypes.pointer(mamba)
         else:
             delta = _delta_struct(mixer, *states)
             self._mixers.append(delta)

@@ -137,6 +137,19 @@ class DeltaNetStruct(ctypes.Structure):
     ]
 
 
+class MambaMixerStruct(ctypes.Structure):
+    """A layer with Mamba 2."""
+
+    _fields_ = [
+        ("convolution", ConvolutionStruct),
+        ("scan", Mamba2Struct),
+        ("step_bias", POINTER),
+        ("norm", NormStruct),
+        ("least_step", FLOAT),
+        ("most_step", FLOAT),
+    ]
+
+
 class HeadNormsStruct(ctypes.Structure):
     """Norms of queries and keys."""
 
@@ -206,6 +219,7 @@ class DecoderLayerStruct(ctypes.Structure):
         ("latent", ctypes.POINTER(LatentStruct)),
         ("convolution", ctypes.POINTER(ConvolutionStruct)),
         ("delta", ctypes.POINTER(DeltaNetStruct)),
+        ("mamba", ctypes.POINTER(MambaMixerStruct)),
         *[(name, POINTER) for name in ("sinks", "k_cache", "v_cache")],
         ("rotation", RotaryTableStruct),
         ("window", INT32),

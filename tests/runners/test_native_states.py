@@ -9,8 +9,9 @@ import pytest
 import torch
 from support.decoder_harness import Harness, all_logits, make_runner, prompts, requests
 from support.foreign_factory import FOREIGN, foreign_folder, foreign_reference, greedy
-from support.model_factory import TINY, edited_folder, write_model
+from support.model_factory import TINY, edited_folder, temporary_root, write_model
 from support.native_isa import needs_native
+from support.packers import packed_pair
 
 from chairlift.config.items import ItemConfig
 from chairlift.errors import UnsupportedModel
@@ -20,8 +21,13 @@ from chairlift.runners.decoder.model import Decoder
 from chairlift.runners.decoder.runner import DecoderRunner
 
 NUM_OUTPUT = 64
-NAMES = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text"]
+NAMES = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "granitemoehybrid", "granite4_dense"]
 pytestmark = needs_native
+
+
+def is_packed(name: str, tensor: torch.Tensor) -> bool:
+    sizes = tensor.shape if tensor.ndim == 2 and name.endswith("proj.weight") else (1, 1)
+    return not sizes[0] % 16 and not sizes[1] % 32
 
 
 @functools.cache
@@ -103,6 +109,16 @@ def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
     together = all_logits(runner, texts)
     for text, logits in zip(texts, together, strict=True):
         assert torch.equal(all_logits(runner, [text])[0], logits)
+
+
+@pytest.mark.parametrize("layout", ["gptq, ordered", "awq", "compressed, int8", "fp8, blocks"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+def test_packed_projections_are_unpacked(name: str, layout: str) -> None:
+    folders = packed_pair(temporary_root() / f"native-{layout}-{name}", foreign_folder(name, name), layout, is_packed)
+    texts = list(prompts().values())
+    packed, plain = (all_logits(make_runner(each, ops="native", implementation="native"), texts) for each in folders)
+    for found, wanted in zip(packed, plain, strict=True):
+        assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 def test_sizes_are_those_that_check_tells() -> None:

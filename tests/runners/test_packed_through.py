@@ -28,6 +28,10 @@ WITH_EXPERTS = ["lfm2_moe", "qwen3_5_moe_text", "minimax_m2", "jamba"]
 PROJECTION = "model.layers.1.feed_forward.w1."
 
 
+def through(folder: Path, **settings: Any) -> DecoderRunner:
+    return make_runner(folder, **{"implementation": "transformers", **settings})
+
+
 def is_packed(name: str, tensor: torch.Tensor) -> bool:
     if not name.endswith(".weight") or tensor.ndim != 2 or any(left in name for left in LEFT):
         return False
@@ -47,7 +51,7 @@ def made(layout: str, name: str) -> tuple[Path, Path]:
 
 @functools.cache
 def pair(layout: str, name: str) -> tuple[DecoderRunner, DecoderRunner]:
-    found, plain = (make_runner(each, ops="native") for each in folders(layout, name))
+    found, plain = (through(each, ops="native") for each in folders(layout, name))
     return found, plain
 
 
@@ -65,7 +69,7 @@ def changed_folder(target: Path, source: Path, **changed: torch.Tensor | None) -
 
 def refused(folder: Path, **settings: Any) -> str:
     with pytest.raises(UnsupportedModel) as error:
-        make_runner(folder, ops="native", **settings)
+        through(folder, ops="native", **settings)
     return str(error.value)
 
 
@@ -96,12 +100,12 @@ def test_eight_bits_go_by_two_names(tmp_path: Path) -> None:
     about = LAYOUTS["fp8, blocks"][0] | {"fmt": "float8_e4m3fn", "activation_scheme": "dynamic"}
     about |= {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
     folder = edited_folder(tmp_path / "m", packed, quantization_config=about)
-    assert_near(*(make_runner(each, ops="native") for each in (folder, plain)))
+    assert_near(*(through(each, ops="native") for each in (folder, plain)))
 
 
 def test_a_native_family_too_if_it_is_asked_for() -> None:
     folder, _ = packed_pair(temporary_root() / "through-llama", model_folder("llama"), "awq", is_packed)
-    assert_near(*(make_runner(folder, ops="native", implementation=kind) for kind in ("transformers", "native")))
+    assert_near(*(through(folder, ops="native", implementation=kind) for kind in ("transformers", "native")))
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -113,7 +117,7 @@ def test_the_part_for_texts_of_a_model_that_sees(is_nested: bool, tmp_path: Path
         raw = json.loads((folder / "config.json").read_text())
         raw["text_config"]["quantization_config"] = raw.pop("quantization_config")
         (folder / "config.json").write_text(json.dumps(raw))
-    assert_near(*(make_runner(each, ops="native") for each in (folder, plain)))
+    assert_near(*(through(each, ops="native") for each in (folder, plain)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,7 +134,7 @@ def test_greedy_tokens_alone_and_in_company_are_those_of_the_numbers(name: str) 
     "settings", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
 )
 def test_other_settings_apply_to_what_was_unpacked(settings: dict[str, str], layout: str) -> None:
-    packed, plain = (make_runner(folder, ops="native", **settings) for folder in folders(layout))
+    packed, plain = (through(folder, ops="native", **settings) for folder in folders(layout))
     assert Harness(packed).generate(requests(), 16) == Harness(plain).generate(requests(), 16)
     assert packed.info.weight_bytes == plain.info.weight_bytes < pair(layout, "lfm2")[1].info.weight_bytes
 
@@ -138,14 +142,14 @@ def test_other_settings_apply_to_what_was_unpacked(settings: dict[str, str], lay
 @pytest.mark.parametrize(("saved", "taken"), [("float16", "bfloat16"), ("float32", "float32")])
 def test_what_was_float16_becomes_bfloat16(saved: str, taken: str, tmp_path: Path) -> None:
     folder = edited_folder(tmp_path / "m", folders("awq")[0], dtype=saved)
-    assert make_runner(folder, ops="native").info.dtype == taken
+    assert through(folder, ops="native").info.dtype == taken
 
 
 def test_it_is_said_to_take_more_here(caplog: pytest.LogCaptureFixture) -> None:
     packed, plain = folders("gptq")
-    make_runner(plain)
+    through(plain)
     assert "MB on the disk take" not in caplog.text
-    make_runner(packed)
+    through(packed)
     assert "MB on the disk take" in caplog.text
     # On CUDA they are only imitated.
     assert ("quantization int8 or int4 keeps them small" in caplog.text) is (DEVICE == "cpu")
@@ -171,14 +175,14 @@ def test_projections_are_unpacked_one_after_the_other(monkeypatch: pytest.Monkey
 
     packed, _ = folders("gptq")
     monkeypatch.setattr(QuantizedWeights, "read", alone)
-    make_runner(packed, ops="native")
+    through(packed, ops="native")
     assert len(seen) == len(set(seen)) > 10
 
 
 def test_biases_of_zero_are_no_biases(tmp_path: Path) -> None:
     packed, _ = folders("gptq")
     add = {f"{PROJECTION.replace('.', '/')}bias": torch.zeros(128)}
-    make_runner(changed_folder(tmp_path / "zero", packed, **add), ops="native")
+    through(changed_folder(tmp_path / "zero", packed, **add), ops="native")
     add = {name: tensor + 0.5 for name, tensor in add.items()}
     assert f"unexpected tensors: {PROJECTION}bias" in refused(changed_folder(tmp_path / "half", packed, **add))
 
@@ -186,7 +190,7 @@ def test_biases_of_zero_are_no_biases(tmp_path: Path) -> None:
 def test_biases_of_zero_are_no_biases_where_transformers_has_other_names(tmp_path: Path) -> None:
     packed, _ = folders("gptq", "minimax_m2")
     bias = "model.layers.1.block_sparse_moe.experts.2.w1.bias"
-    make_runner(changed_folder(tmp_path / "zero", packed, **{bias: torch.zeros(128)}), ops="native")
+    through(changed_folder(tmp_path / "zero", packed, **{bias: torch.zeros(128)}), ops="native")
     problem = refused(changed_folder(tmp_path / "half", packed, **{bias: torch.full((128,), 0.5)}))
     assert "unexpected tensors: model.layers.1.mlp.experts.2.w1.bias" in problem
 
@@ -197,7 +201,7 @@ def test_biases_of_zero_are_kept_where_the_model_has_some() -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
     source = changed_folder(temporary_root() / "through-zeros", source, **{name: torch.zeros_like(tensors[name])})
     found = packed_pair(temporary_root() / "through-zeros-packed", source, "awq", is_packed)
-    assert_near(*(make_runner(each, ops="native") for each in found))
+    assert_near(*(through(each, ops="native") for each in found))
 
 
 @pytest.mark.parametrize(
@@ -286,12 +290,16 @@ def with_joint_experts(source: Path, target: str) -> tuple[Path, Path]:
     return changed_folder(root / f"{target}-packed", folder, **packed), changed_folder(root / target, source, **plain)
 
 
-@pytest.mark.parametrize("name", ["granitemoehybrid", "granitemoe"])
-def test_experts_of_8_bits_in_one_tensor(name: str) -> None:
-    """Natively, too."""
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [("granitemoehybrid", "transformers"), ("granitemoehybrid", "native"), ("granitemoe", "native")],
+)
+def test_experts_of_8_bits_in_one_tensor(name: str, implementation: str) -> None:
     source = model_folder(name) if name == "granitemoe" else foreign_folder(name, name)
-    packed, plain = (make_runner(each, ops="native") for each in with_joint_experts(source, f"joint-{name}"))
-    assert packed.info.ops.endswith("through transformers") is (name != "granitemoe")
+    packed, plain = (
+        through(each, ops="native", implementation=implementation)
+        for each in with_joint_experts(source, f"joint-{name}-{implementation}")
+    )
     assert_near(packed, plain)
 
 

@@ -27,7 +27,7 @@ KINDS = ["lfm2", "qwen3_5_text", "falcon_h1", "jamba"]
 
 
 # Those that native kernels compute, too, and both ways of each.
-NATIVELY = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text"]
+NATIVELY = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "granitemoehybrid", "granite4_dense"]
 BOTH_WAYS = [*((name, "transformers") for name in STATEFUL), *((name, "native") for name in NATIVELY)]
 
 

@@ -24,7 +24,7 @@ def layers_of(runner: DecoderRunner) -> list[Any]:
 
 
 def with_states(name: str, **settings: Any) -> DecoderRunner:
-    return make_runner(foreign_folder(FOREIGN[name][0], name), ops="native", **settings)
+    return make_runner(foreign_folder(FOREIGN[name][0], name), ops="native", implementation="transformers", **settings)
 
 
 def with_lfm2(**settings: Any) -> DecoderRunner:

@@ -158,7 +158,9 @@ def test_a_native_family_too_if_it_is_asked_for() -> None:
     assert runner.model.kv_bytes_per_token() == native.model.kv_bytes_per_token()
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "gemma3", "mistral3", "gemma4", "gemma4_larger", *THROUGH_TRANSFORMERS])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "lfm2_vl", "gemma3", "mistral3", "gemma4", "gemma4_larger", *THROUGH_TRANSFORMERS]
+)
 def test_the_part_for_texts_of_a_model_that_sees(name: str) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -419,7 +421,7 @@ def test_experts_of_unlike_shapes_are_named(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     said = rf"what '{name.partition('.1.')[0]}\.down_proj' is made of can't be put together: .*\[64, 64\].*\[128, 64\]"
     with pytest.raises(UnsupportedModel, match=said):
-        make_runner(folder, ops="native")
+        make_runner(folder, ops="native", implementation="transformers")
 
 
 def test_tokens_that_see_what_follows_are_refused(tmp_path: Path) -> None:

@@ -156,6 +156,17 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", TINY | _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 64}),
     "olmo_hybrid": ("olmo_hybrid", TINY | _DELTA | {"num_key_value_heads": 4}),
     "granitemoehybrid": ("granitemoehybrid", TINY | _MAMBA2 | _LOCAL | _STATES_FIRST | _SHARED),
+    # As the small ones: without experts, in two groups, and with a bound on steps.
+    "granite4_dense": (
+        "granitemoehybrid",
+        TINY
+        | _MAMBA2
+        | _STATES_FIRST
+        | {"num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_groups": 2, "mamba_conv_bias": False}
+        | {"position_embedding_type": "rope", "time_step_limit": [0.05, 0.6], "mamba_d_state": 12}
+        | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+        | {"logits_scaling": 4.0, "mamba_proj_bias": True, "attention_bias": True},
+    ),
     "bamba": ("bamba", TINY | _MAMBA2 | {"attn_layer_indices": [2]}),
     "falcon_h1": ("falcon_h1", TINY | _MAMBA2 | {"mamba_d_ssm": 64}),
     "nemotron_h": ("nemotron_h", TINY | _NEMOTRON),
@@ -186,11 +197,20 @@ ALIKE = [
 # Those of them whose layers have states, all but a few.
 STATEFUL = [
     *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"),
-    *("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "jamba", "mamba2"),
+    *("granitemoehybrid", "granite4_dense", "bamba", "falcon_h1", "nemotron_h", "jamba", "mamba2"),
 ]
 # Those of them that are native where nothing else is asked for.
 NATIVE_TOO = {"gemma2", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2", "cohere2"}
 NATIVE_TOO |= {"deepseek_v2", "deepseek_v3", "minicpm3", "glm4_moe_lite", "youtu"}
+NATIVE_TOO |= {
+    "lfm2",
+    "lfm2_moe",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+    "granitemoehybrid",
+    "granite4_dense",
+}
 
 # What can't be honoured, and what is said of it.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

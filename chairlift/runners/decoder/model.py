@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from chairlift.core.cost import ExpertReads
-from chairlift.ops.base import Allowed, DecoderWeights, Forward, Head, Inputs, KVCache
+from chairlift.ops.base import Allowed, DecoderWeights, Forward, Head, Inputs, KVCache, Mixer
 from chairlift.ops.contract import Ops
 from chairlift.ops.experts import Experts
-from chairlift.ops.gated_delta_net import GatedDeltaNet
+from chairlift.ops.mamba_mixer import MambaMixer
 from chairlift.ops.rotation import RotaryTable
 from chairlift.ops.short_convolution import ShortConvolution
 from chairlift.runners.decoder.config import DecoderConfig
@@ -163,17 +163,23 @@ class Decoder:
         mixed = ops.attention(query, cache, batch, layer.heads, layer.sinks)
         return mixed if gates is None else mixed.mul_(gates.sigmoid())
 
-    def _run_mixer(
-        self, mixer: ShortConvolution | GatedDeltaNet, projected: Tensor, spans: object, states: Sequence[Tensor]
-    ) -> Tensor:
+    def _run_mixer(self, mixer: Mixer, projected: Tensor, spans: object, states: Sequence[Tensor]) -> Tensor:
         kernels, seen = self._recurrence, states[0]
         assert kernels is not None
         if isinstance(mixer, ShortConvolution):
             return mixer.run(
                 projected, lambda x: kernels.causal_conv(spans, seen, x, mixer.weight, mixer.bias, silu=False)
             )
+        parts = torch.split(projected, mixer.widths, dim=1)
+        if isinstance(mixer, MambaMixer):
+            return mixer.run(
+                parts,
+                lambda x: kernels.causal_conv(spans, seen, x, mixer.taps, mixer.bias, silu=True),
+                lambda xbc, steps: kernels.mamba2(spans, states[1], xbc, steps, mixer.decay, mixer.skip),
+                self.config.rms_norm_eps,
+            )
         return mixer.run(
-            torch.split(projected, mixer.widths, dim=1),
+            parts,
             lambda x: kernels.causal_conv(spans, seen, x, mixer.taps, None, silu=True),
             lambda qkv, decay, beta: kernels.gated_delta(spans, states[1], qkv, decay, beta, unit=True),
             lambda x, weight: self.ops.rms_norm(x, weight, self.config.rms_norm_eps),
