@@ -216,18 +216,14 @@ def _parsed(raw: Mapping[str, Any], multimodal: MultimodalFamily | None) -> Deco
     family = _family(raw)
     raw = family.dialect(raw)
     _refuse_unknown(raw, family)
-    hidden, layers, heads = (
-        positive_size(raw, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    hidden, layers, heads = (positive_size(raw, name) for name in sizes)
     latent = parse_latent(raw, heads) if family.latent else None
     kv_heads, head_dim = (1, latent.width) if latent is not None else _kept_heads(raw, family, hidden, heads)
     max_positions = positive_size(raw, "max_position_embeddings")
     mixers = None if family.mixers is None else family.mixers(raw, layers)
-    if mixers is not None:
-        raw = {**raw, "layer_types": None}
-    windows = _windows(raw, family, layers)
+    windows = _windows(raw if mixers is None else {**raw, "layer_types": None}, family, layers)
     ropes = _ropes(raw, family, windows, max_positions, head_dim, latent)
-
     return DecoderConfig(
         model_type=raw["model_type"],
         family=family,
