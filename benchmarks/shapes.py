@@ -131,6 +131,31 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # Granite 4 H's smallest: four layers of attention among 28 of Mamba 2.
+    "granite4-350m": (
+        "granitemoehybrid",
+        {
+            "vocab_size": 100352,
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "shared_intermediate_size": 2048,
+            "num_local_experts": 0,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "layer_types": [
+                "full_attention" if layer in (10, 13, 17, 27) else "linear_attention" for layer in range(32)
+            ],
+            "mamba_n_heads": 48,
+            "mamba_d_state": 128,
+            "max_position_embeddings": 32768,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.015625,
+            "residual_multiplier": 0.246,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     # SmolLM 3's proportions in a tenth of its size.
     "smollm3-300m": (
         "smollm3",

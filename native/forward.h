@@ -88,7 +88,8 @@ template <typename T> struct Workspace {
         const Heads &heads = decoder.heads;
         const int64_t tokens = pass.num_tokens, hidden_size = decoder.hidden_size;
         const int64_t query_size = heads.num_heads * heads.head_dim;
-        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size, mixer_size = 0;
+        int64_t qkv_size = query_size + 2 * heads.num_kv_heads * heads.head_dim, mixed_size = query_size;
+        int64_t mixer_size = 0;
         const typename LatentWorkspace<T>::Sizes latents(decoder, tokens);
         int64_t widest = std::max(sizes.widest, hidden_size);
         for (int64_t i = 0; i < decoder.num_layers; i++) {
@@ -351,7 +352,8 @@ template <typename T> class Forward {
     template <typename C> void attend_cache(const DecoderLayer &layer, const Plan &plan) {
         Heads heads = decoder.heads;
         heads.window = layer.window;
-        rope_and_write(workspace.qkv, layer.latent ? 0 : layer.qkv.out_features, workspace.query, layer.rotation, pass.positions, pass.slots,
+        const int64_t stride = layer.latent ? 0 : layer.qkv.out_features;
+        rope_and_write(workspace.qkv, stride, workspace.query, layer.rotation, pass.positions, pass.slots,
                        static_cast<C *>(layer.k_cache), static_cast<C *>(layer.v_cache), layer.head_norms,
                        pass.num_tokens, heads, team);
         team.wait();

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <memory>
 #include <new>
+#include <type_traits>
+#include <utility>
 
 #include "simd.h"
 #include "kernels.h"
@@ -14,8 +16,9 @@ namespace {
 // Channels of a convolution that a task takes through all tokens of its sequence.
 constexpr int64_t CHANNELS = 64;
 constexpr int CHANNEL_VECTORS = CHANNELS / LANES;
-// Columns of a state that a task takes so: as many as their sums have registers.
-constexpr int COLUMN_VECTORS = 8;
+// Columns of a state that a task takes so: as many as three sums of each have registers, and the nearest cache has room
+// for with 128 keys.
+constexpr int COLUMN_VECTORS = 4;
 constexpr int64_t COLUMNS = COLUMN_VECTORS * LANES;
 
 // Zeros of a thread's own; none, and `refused`, where there is no memory for them, of which nothing may be thrown out of
@@ -65,7 +68,12 @@ inline __attribute__((always_inline)) void convolve(const StateSpans &spans, con
         return reinterpret_cast<T *>(conv.state.base + row * conv.state.stride) + first * taps;
     };
     // Of each tap, what its channels see and what they multiply it with.
-    alignas(64) float seen[MAX_TAPS][CHANNELS] = {}, factor[MAX_TAPS][CHANNELS] = {}, start[CHANNELS] = {};
+    alignas(64) float seen[MAX_TAPS][CHANNELS], factor[MAX_TAPS][CHANNELS], start[CHANNELS];
+    if (width < CHANNELS) {
+        std::memset(seen, 0, taps * sizeof seen[0]);
+        std::memset(factor, 0, taps * sizeof factor[0]);
+        std::memset(start, 0, sizeof start);
+    }
     const T *state = state_of(spans.rows[sequence]);
     for (int64_t c = 0; c < width; c++) {
         start[c] = bias ? widen(bias[first + c]) : 0.0f;
@@ -161,7 +169,7 @@ template <typename T> inline void take_head(const T *x, int64_t dim, bool unit, 
 inline int64_t column_blocks(const DeltaRule &rule) { return (rule.value_dim + COLUMNS - 1) / COLUMNS; }
 
 // How many floats a task of the rule needs.
-inline int64_t delta_floats(const DeltaRule &rule) { return rule.key_dim * (COLUMNS + 2); }
+inline int64_t delta_floats(const DeltaRule &rule) { return rule.key_dim * (COLUMNS + 3); }
 
 // The gated delta rule (Yang et al., 2024): of a head's state S [keys, values], S = S exp(g), then
 // S += k (v - k S) beta, and the output is q S / sqrt(keys). One block of one head's columns, through a sequence's tokens.
@@ -173,7 +181,8 @@ void delta_task(const StateSpans &spans, const DeltaRule &rule, int64_t sequence
     const T *v = static_cast<const T *>(rule.v);
     T *out = static_cast<T *>(rule.out);
     const float scale = 1.0f / __builtin_sqrtf(float(keys));
-    float *const narrow_state = memory, *const key = narrow_state + keys * COLUMNS, *const query = key + keys;
+    float *const narrow_state = memory, *const query = narrow_state + keys * COLUMNS;
+    float *key = query + keys, *next_key = key + keys;
     const int64_t first = block * COLUMNS;
     const int64_t width = first + COLUMNS <= values ? COLUMNS : values - first;
     const auto state_of = [&](int64_t row) {
@@ -188,28 +197,44 @@ void delta_task(const StateSpans &spans, const DeltaRule &rule, int64_t sequence
         for (int64_t j = width; j < COLUMNS; j++) state[i * COLUMNS + j] = 0;
         std::memcpy(state + i * COLUMNS, held + i * values, width * sizeof(float));
     }
-    const int64_t key_head = head / per_key;
+    const int64_t key_head = head / per_key, begin = spans.starts[sequence], end = spans.starts[sequence + 1];
+    const auto take_key = [&](int64_t t, float *to) {
+        take_head(k + t * rule.k_stride + key_head * keys, keys, rule.unit, 1.0f, to);
+    };
+    // k S of the token that comes: made of each row of S as that is written, so that S is read once a token.
+    vfloat known[COLUMN_VECTORS] = {};
+    if (begin < end) {
+        take_key(begin, next_key);
+        for (int64_t i = 0; i < keys; i++)
+            for (int n = 0; n < COLUMN_VECTORS; n++) known[n] += load(state + i * stride + n * LANES) * next_key[i];
+    }
     go_through(
         spans, sequence,
         [&](int64_t t) {
-            take_head(k + t * rule.k_stride + key_head * keys, keys, rule.unit, 1.0f, key);
+            std::swap(key, next_key);
+            if (t + 1 < end) take_key(t + 1, next_key);
             take_head(q + t * rule.q_stride + key_head * keys, keys, rule.unit, scale, query);
             const float decay = exp_(rule.decay[t * rule.value_heads + head]);
             const float beta = rule.beta[t * rule.value_heads + head];
-            vfloat sums[COLUMN_VECTORS] = {}, given[COLUMN_VECTORS] = {};
-            for (int64_t i = 0; i < keys; i++)
-                for (int n = 0; n < COLUMN_VECTORS; n++) sums[n] += load(state + i * stride + n * LANES) * key[i];
+            vfloat added[COLUMN_VECTORS], given[COLUMN_VECTORS] = {};
             alignas(64) float value[COLUMNS] = {};
             const T *row = v + t * rule.v_stride + head * values + first;
             for (int64_t j = 0; j < width; j++) value[j] = widen(row[j]);
-            for (int n = 0; n < COLUMN_VECTORS; n++) sums[n] = (load(value + n * LANES) - sums[n] * decay) * beta;
-            for (int64_t i = 0; i < keys; i++)
-                for (int n = 0; n < COLUMN_VECTORS; n++) {
-                    float *at = state + i * stride + n * LANES;
-                    const vfloat now = load(at) * decay + sums[n] * key[i];
-                    store(at, now);
-                    given[n] += now * query[i];
-                }
+            for (int n = 0; n < COLUMN_VECTORS; n++) {
+                added[n] = (load(value + n * LANES) - known[n] * decay) * beta;
+                known[n] = vfloat{};
+            }
+            const auto take_up = [&](auto more) __attribute__((always_inline)) {
+                for (int64_t i = 0; i < keys; i++)
+                    for (int n = 0; n < COLUMN_VECTORS; n++) {
+                        float *at = state + i * stride + n * LANES;
+                        const vfloat now = load(at) * decay + added[n] * key[i];
+                        store(at, now);
+                        given[n] += now * query[i];
+                        if constexpr (more) known[n] += now * next_key[i];
+                    }
+            };
+            t + 1 < end ? take_up(std::true_type{}) : take_up(std::false_type{});
             for (int n = 0; n < COLUMN_VECTORS; n++) store(value + n * LANES, given[n]);
             T *to = out + (t * rule.value_heads + head) * values + first;
             for (int64_t j = 0; j < width; j++) to[j] = narrow<T>(value[j]);

@@ -84,9 +84,11 @@ def parse_transformers(raw: Mapping[str, Any]) -> TransformersConfig:
             f"{', '.join(_SLOPED)} and falcon"
         )
     if find_spec("transformers") is None:
+        problem = f"is not supported by native kernels, which know {', '.join(FAMILIES)}"
+        if name in FAMILIES:
+            problem = "is not computed by native kernels as it is here"
         raise UnsupportedModel(
-            f"model_type {name!r} is not supported by native kernels, which know {', '.join(FAMILIES)}; "
-            "pip install 'chairlift[transformers]' has transformers compute it"
+            f"model_type {name!r} {problem}; pip install 'chairlift[transformers]' has transformers compute it"
         )
     if raw.get("auto_map") and not _is_known(name):
         own = f"and transformers has no {name!r} of its own"

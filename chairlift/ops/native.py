@@ -345,6 +345,8 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     ConvolutionStruct,
     DeltaRuleStruct,
     Mamba2Struct,
+    DeltaNetStruct,
+    MambaMixerStruct,
 )
 
 # What functions take that return a status.

@@ -34,6 +34,8 @@ def config(model_type: str = "llama", **fields: Any) -> Any:
     counts = {name: 4 for name in names if name is not None and name not in TINY}
     if model_type in FAMILIES and FAMILIES[model_type].latent:
         counts |= dict.fromkeys(_LATENT_SIZES, 8) | {"num_key_value_heads": None}
+    if model_type in FAMILIES and FAMILIES[model_type].mixers is not None:
+        counts |= {"layer_types": ["full_attention"] * TINY["num_hidden_layers"]}
     return parse_config(TINY | {"model_type": model_type} | counts | fields)
 
 
@@ -259,7 +261,8 @@ def test_windows() -> None:
 
 def test_defaults_of_head_dim() -> None:
     found = {name: config(name).head_dim for name in FAMILIES}
-    assert {name for name, size in found.items() if size == 256} == {"gemma", "gemma2", "gemma3_text"}
+    with_256 = {"gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
+    assert {name for name, size in found.items() if size == 256} == with_256
     with_128 = {"qwen3", "glm", "glm4", "ernie4_5", "seed_oss", "helium", "cwm", "ministral3"}
     assert {name for name, size in found.items() if size == 128} == with_128
     assert found["gpt_oss"] == 64

@@ -15,6 +15,7 @@ from support.packers import packed_pair
 
 from chairlift.config.items import ItemConfig
 from chairlift.errors import UnsupportedModel
+from chairlift.folders import transformers_config
 from chairlift.runners.check_model import check_model
 from chairlift.runners.decoder.config import DecoderConfig, parse_config, read_any_config
 from chairlift.runners.decoder.model import Decoder
@@ -103,8 +104,9 @@ def test_fewer_bits_are_near(settings: dict[str, str], least: float) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_a_row_is_the_same_in_any_company(quantization: str) -> None:
-    runner = runner_of("lfm2", quantization=quantization, dtype="bfloat16")
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "granite4_dense"])
+def test_a_row_is_the_same_in_any_company(name: str, quantization: str) -> None:
+    runner = runner_of(name, quantization=quantization, dtype="bfloat16")
     texts = list(prompts().values())
     together = all_logits(runner, texts)
     for text, logits in zip(texts, together, strict=True):
@@ -169,6 +171,40 @@ def test_what_is_refused(fields: dict[str, Any], problem: str) -> None:
         parsed(**fields)
 
 
+_QWEN = {"model_type": "qwen3_5_text", "intermediate_size": 64}
+_GRANITE = {"model_type": "granitemoehybrid", "num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (_QWEN | {"linear_num_value_heads": 24}, r"linear_num_value_heads \(24\) must be a multiple of"),
+        (_QWEN | {"linear_conv_kernel_dim": 40}, "linear_conv_kernel_dim must be at most 16, got 40"),
+        (_QWEN | {"full_attention_interval": 0}, "full_attention_interval as a positive whole number, got 0"),
+        (_QWEN | {"full_attention_interval": 5}, "layer_types has no 'full_attention'"),
+        (_QWEN | {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported by the native kernels"),
+        (_QWEN | {"linear_key_head_dim": 2**40}, "no model with more than 16384 is served"),
+        (_GRANITE, "layer_types has no 'full_attention'"),
+        (
+            _GRANITE | {"layer_types": ["mamba"] * 3 + ["attention"], "mamba_d_head": 32},
+            "do not make up the 128 numbers",
+        ),
+        (
+            _GRANITE | {"layer_types": ["mamba"] * 3 + ["attention"], "mamba_d_conv": 17},
+            "mamba_d_conv must be at most 16",
+        ),
+        (
+            _GRANITE | {"layer_types": ["mamba"] * 3 + ["attention"], "time_step_limit": [1, 0]},
+            "time_step_limit must be two ascending numbers",
+        ),
+        (_GRANITE | {"layer_types": ["mamba"] * 3 + ["attention"], "time_step_limit": 7}, "none of its kind"),
+    ],
+)
+def test_what_is_refused_of_others(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UnsupportedModel, match=problem):
+        parsed(**fields)
+
+
 def test_experts_without_a_bias_are_left_to_transformers(tmp_path: Path) -> None:
     folder = edited_folder(tmp_path / "m", foreign_folder("lfm2_moe", "lfm2_moe"), use_expert_bias=False)
     assert not isinstance(read_any_config(folder, "auto"), DecoderConfig)
@@ -176,11 +212,16 @@ def test_experts_without_a_bias_are_left_to_transformers(tmp_path: Path) -> None
         read_any_config(folder, "native")
 
 
-def test_without_kernels_transformers_computes_it() -> None:
+def test_without_kernels_transformers_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = foreign_folder("lfm2", "lfm2")
     assert make_runner(folder, ops="reference").info.ops.endswith("through transformers")
     with pytest.raises(UnsupportedModel, match="know no layers with states: leave implementation at 'auto'"):
         make_runner(folder, ops="reference", implementation="native")
+    monkeypatch.setattr(transformers_config, "find_spec", lambda name: None)
+    with pytest.raises(
+        UnsupportedModel, match=r"not computed by native kernels as it is here; pip install 'chairlift\["
+    ):
+        make_runner(folder, ops="reference")
 
 
 def test_it_is_no_embedder(tmp_path: Path) -> None:
