@@ -72,7 +72,7 @@ def granite4(raw: Raw) -> Raw:
     kinds = raw.get("layer_types") or raw.get("layers_block_type")
     found["layer_types"] = None if kinds is None else [_OLDER_KINDS.get(each, each) for each in kinds]
     found["shared_intermediate_size"] = raw.get("shared_intermediate_size", 1024)
-    if raw.get("num_local_experts", 8) == 0:
+    if not raw.get("num_local_experts", 8):
         found |= {"num_local_experts": None, "intermediate_size": found["shared_intermediate_size"]}
     return found
 
@@ -80,6 +80,8 @@ def granite4(raw: Raw) -> Raw:
 def qwen3_5(raw: Raw) -> Raw:
     """Qwen 3.5: positions have three numbers, which of texts are the same; and gates are of one kind."""
     _refuse(raw, {"hidden_act": "silu"})
+    # Transformers reads it not at all, and would gate.
+    _refuse(raw, {"attn_output_gate": True}, UnsupportedModel)
     found = {"intermediate_size": raw.get("moe_intermediate_size"), **raw}
     for name in ("rope_parameters", "rope_scaling"):
         rope = optional_object(raw, name)

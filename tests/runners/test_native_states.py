@@ -186,6 +186,7 @@ _GRANITE = {"model_type": "granitemoehybrid", "num_local_experts": 0, "hidden_si
         (_QWEN | {"full_attention_interval": 0}, "full_attention_interval as a positive whole number, got 0"),
         (_QWEN | {"full_attention_interval": 5}, "layer_types has no 'full_attention'"),
         (_QWEN | {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported by the native kernels"),
+        (_QWEN | {"attn_output_gate": False}, "attn_output_gate=False is not supported by the native kernels"),
         (_QWEN | {"linear_key_head_dim": 2**40}, "no model with more than 16384 is served"),
         (_GRANITE, "layer_types has no 'full_attention'"),
         (
@@ -206,6 +207,14 @@ _GRANITE = {"model_type": "granitemoehybrid", "num_local_experts": 0, "hidden_si
 def test_what_is_refused_of_others(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(UnsupportedModel, match=problem):
         parsed(**fields)
+
+
+@pytest.mark.parametrize("count", [0, None])
+def test_without_experts_the_shared_mlp_is_all_there_is(count: int | None) -> None:
+    kinds = {"layer_types": ["mamba"] * 3 + ["attention"]}
+    sizes = {"shared_intermediate_size": 96, "intermediate_size": 512, "num_local_experts": count}
+    found = parsed(**_GRANITE | kinds | sizes)
+    assert (found.experts, found.intermediate_size) == (None, 96)
 
 
 def test_experts_without_a_bias_are_left_to_transformers(tmp_path: Path) -> None:
